@@ -1,0 +1,22 @@
+"""Fixtures that every test may use: no network, few threads, and the optional shared data."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data that may lie beside the checkout; tests skip without it."""
+    path = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"no shared data at {path} (set ZOO_SHARED to its folder)")
+    return path

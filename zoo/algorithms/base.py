@@ -1,0 +1,97 @@
+"""What an algorithm is: a frozen dataclass of hyperparameters with three verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from zoo.batch import Batch
+
+if TYPE_CHECKING:
+    from zoo.models.models import Models
+
+
+class DataKind(StrEnum):
+    """What a source yields: prompts to sample from, pairs, examples, or single labelled rows."""
+
+    prompts = "prompts"
+    pairs = "pairs"
+    examples = "examples"
+    labelled = "labelled"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must exist for an algorithm to run; nothing else is loaded."""
+
+    data: DataKind
+    reference: bool = False
+    critic: bool = False
+    min_group_size: int = 1
+    trains: tuple[str, ...] = ("policy",)
+    # DPO, IPO, Bradley–Terry: the loss couples the rows of a group, so a micro-batch never cuts one
+    rows_coupled: bool = False
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One scalar to backpropagate, already divided by `batch.scale`, with what to log about it."""
+
+    name: str
+    loss: Tensor
+    # name → (sum, count); pooled over micro-batches and ranks before the division
+    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Base of all algorithms; a subclass states `needs` and implements `losses`.
+
+    The hyperparameters are the dataclass fields. `epochs` passes over a batch, each cut into
+    `minibatches`, give epochs × minibatches optimizer steps (updates) for one batch.
+    """
+
+    epochs: int = 1
+    minibatches: int = 1
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "minibatches"):
+            if getattr(self, key) < 1:
+                raise ValueError(
+                    f"algorithm.{key} must be at least 1, got {getattr(self, key)}: "
+                    f"every batch is used at least once. Try algorithm.{key}=1."
+                )
+
+    @property
+    def needs(self) -> Needs:
+        raise NotImplementedError(f"{type(self).__name__} must state what it needs")
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.epochs * self.minibatches
+
+    def keep(self, batch: Batch) -> Tensor:
+        """[N] bool: the groups worth training on (default: all)."""
+        return batch.completion_mask.new_ones(batch.n_groups)
+
+    def prepare(self, batch: Batch, models: Models) -> Batch:
+        """Everything that needs no gradient, once for each batch: baselines and log-probs."""
+        return batch
+
+    def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
+        """The scalars to minimise; each is backpropagated before the next one's forward."""
+        raise NotImplementedError(f"{type(self).__name__} must yield its losses")
+
+    def initial_state(self) -> dict[str, float]:
+        """State across steps, such as an adaptive coefficient; kept in `models.state`."""
+        return {}
+
+    def next_state(self, state: dict[str, float], metrics: dict[str, Any]) -> dict[str, float]:
+        """The state after a step, from metrics pooled over ranks; pure."""
+        return state
