@@ -1,0 +1,146 @@
+"""Run folders made into tables, figures and a page: `zoo report` and `zoo runs`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zoo.config import ConfigError
+
+if TYPE_CHECKING:
+    from zoo.report.runs import Arm, Run
+
+# scipy and matplotlib take a second to import: only what needs them does so.
+
+
+def main(argv: Sequence[str]) -> int:
+    """`zoo report FOLDER… [--out DIR]`: compare the runs below the folders; the exit status.
+
+    Prints the tables and writes tables, figures and page.html into DIR (default: FOLDER/report).
+    """
+    parser = argparse.ArgumentParser(
+        prog="zoo report",
+        description="Compare the runs found at or below a folder: tables, figures, one HTML page.",
+    )
+    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep or all of outputs/")
+    parser.add_argument("--out", type=Path, help="where the files go (default: FOLDER/report)")
+    arguments = parser.parse_args(list(argv))
+    console = Console()
+    try:
+        arms = _arms(arguments.folder)
+        from zoo.report.tables import print_comparison
+
+        print_comparison(arms, console)
+        out = arguments.out or arguments.folder[0] / "report"
+        from zoo.launch import command_line
+
+        title = f"zoo: {', '.join(arm.label for arm in arms)}"
+        write_report(arms, out, title=title, command=command_line(), console=console)
+    except (ConfigError, ValueError) as error:
+        Console(stderr=True).print(Text(str(error)))
+        return 2
+    return 0
+
+
+def runs_main(argv: Sequence[str]) -> int:
+    """`zoo runs [FOLDER…]`: list the runs below the folders (default: outputs); the exit status."""
+    parser = argparse.ArgumentParser(prog="zoo runs", description="List runs and how far they are.")
+    parser.add_argument("folder", nargs="*", type=Path, default=[Path("outputs")])
+    arguments = parser.parse_args(list(argv))
+    try:
+        runs = _runs(arguments.folder)
+    except (ConfigError, ValueError) as error:
+        Console(stderr=True).print(Text(str(error)))
+        return 2
+    table = Table(box=None, pad_edge=False)
+    for column in ("experiment", "name", "seed", "status", "T = 1", "greedy", "folder"):
+        right = column in ("seed", "T = 1", "greedy")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for run in runs:
+        last = run.evaluation("heldout")
+        scores = [last.number(key) if last else None for key in ("accuracy", "greedy")]
+        table.add_row(
+            run.experiment,
+            run.name,
+            str(run.seed),
+            Text(
+                run.progress(), style={"failed": "red", "unfinished": "yellow"}.get(run.status, "")
+            ),
+            *("" if score is None else f"{100 * score:.1f} %" for score in scores),
+            Text(str(run.folder)),
+        )
+    Console().print(table)
+    return 0
+
+
+def write_report(
+    arms: Sequence[Arm],
+    out: Path,
+    *,
+    title: str,
+    command: str,
+    extra: dict[str, Any] | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Writes table.md, table.csv, differences.csv, the figures, page.html and record.json into
+    `out`, prints what a reader must know first, and returns the record.
+
+    Args:
+        extra: more entries of record.json, for example the minutes.
+    """
+    from zoo.report import figures
+    from zoo.report.concerns import concerns
+    from zoo.report.page import page
+    from zoo.report.provenance import record_of
+    from zoo.report.tables import compare, csv_text, differences_csv, markdown
+
+    terminal = console or Console()
+    out.mkdir(parents=True, exist_ok=True)
+    comparison = compare(arms)
+    doubts = concerns(arms)
+    record = {**record_of(arms, command), **(extra or {}), "concerns": doubts}
+    drawn = {"figure.png": figures.accuracy_figure(arms)}
+    sets = {name for arm in arms for run in arm.finished for name in run.sets}
+    if "independent" in sets:
+        drawn["independent.png"] = figures.accuracy_figure(arms, "independent")
+    drawn["training.png"] = figures.training_figure(arms)
+    drawn["memory.png"] = figures.memory_figure(arms)
+    for name, figure in drawn.items():
+        figures.save(figure, out / name)
+    (out / "table.md").write_text(markdown(comparison), encoding="utf-8")
+    (out / "table.csv").write_text(csv_text(comparison), encoding="utf-8")
+    (out / "differences.csv").write_text(differences_csv(comparison), encoding="utf-8")
+    html = page(title, arms, comparison, doubts, list(drawn.values()), record)
+    (out / "page.html").write_text(html, encoding="utf-8")
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (out / "record.json").write_text(text + "\n", encoding="utf-8")
+    for doubt in doubts:
+        terminal.print(Text(f"Note: {doubt}", style="yellow"))
+    terminal.print(Text(f"Tables, figures and page: {out}"))
+    return record
+
+
+def _runs(folders: Sequence[Path]) -> list[Run]:
+    from zoo.report.runs import by_start_time, find_runs, read_runs
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"There is no folder {folder}. Runs lie below outputs/ by default.")
+    runs = read_runs(path for folder in folders for path in find_runs(folder))
+    if not runs:
+        where = ", ".join(map(str, folders))
+        raise ConfigError(f"No runs (folders with a config.yaml) at or below {where}.")
+    return by_start_time(runs)
+
+
+def _arms(folders: Sequence[Path]) -> list[Arm]:
+    from zoo.report.runs import arms_of
+
+    return arms_of(_runs(folders))

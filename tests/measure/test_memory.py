@@ -1,0 +1,154 @@
+import gc
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.measure import memory
+from zoo.measure.memory import PhaseMemory, component_bytes, rss
+
+MIB = 2**20
+
+
+def hold(mebibytes, seconds=0.0):
+    """Touch and free memory; above glibc's largest mmap threshold, so it goes back at once."""
+    block = torch.ones(mebibytes * MIB // 4)
+    time.sleep(seconds)
+    return float(block[0])
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_a_phase_records_its_own_peak(sampling):
+    gc.collect()
+    hold(64)
+    meter = PhaseMemory(sampling=sampling)
+    start = rss()
+    with meter.phase("big"):
+        hold(128, seconds=0.1)
+    with meter.phase("small"):
+        hold(64, seconds=0.1)
+    # The resident set moves by a few MiB on its own.
+    assert meter.peaks["big"] - start == pytest.approx(128 * MIB, abs=16 * MIB)
+    assert meter.peaks["small"] - start == pytest.approx(64 * MIB, abs=16 * MIB)
+    assert meter.rss_peak == meter.peaks["big"]
+
+
+def test_an_inner_phase_counts_in_the_outer_one_and_not_the_reverse():
+    meter = PhaseMemory()
+    start = rss()
+    with meter.phase("outer"):
+        hold(96)
+        with meter.phase("inner"):
+            hold(48)
+    assert meter.peaks["outer"] - start == pytest.approx(96 * MIB, abs=16 * MIB)
+    assert meter.peaks["inner"] - start == pytest.approx(48 * MIB, abs=16 * MIB)
+    with meter.phase("outer 2"), meter.phase("inner 2"):
+        hold(64)
+    assert meter.peaks["outer 2"] == meter.peaks["inner 2"]
+
+
+def test_the_run_keeps_the_highest_and_drain_the_newest():
+    meter = PhaseMemory()
+    with meter.phase("update"):
+        hold(96)
+    first = meter.drain()
+    with meter.phase("update"):
+        hold(48)
+    second = meter.drain()
+    assert first["memory/update_peak"] > second["memory/update_peak"]
+    assert meter.record()["phases"] == {"update": first["memory/update_peak"]}
+    assert second["memory/rss_peak"] == first["memory/rss_peak"]
+    assert set(meter.drain()) == {"memory/rss_peak"}
+
+
+def test_a_machine_without_the_kernels_mark_samples(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "missing" / "clear_refs")
+    meter = PhaseMemory()
+    start = rss()
+    with meter.phase("big"):
+        hold(128, seconds=0.1)
+    assert "every 20 ms" in meter.instrument
+    assert meter.peaks["big"] - start == pytest.approx(128 * MIB, abs=16 * MIB)
+
+
+def test_the_kernels_mark_agrees_with_the_systems_own_account():
+    """ru_maxrss of a child process, which the parent reads, against the child's own figure."""
+    code = """
+        import resource, torch
+        from zoo.measure.memory import PhaseMemory
+        meter = PhaseMemory()
+        with meter.phase("x"):
+            torch.ones(48 * 2**20)
+        print(meter.peaks["x"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    mine, system = map(int, done.stdout.split())
+    assert mine == pytest.approx(system, rel=0.01)  # pages are counted in batches
+
+
+def tiny():
+    """Embedding 10×4 tied to the head, a layer 4×4 with bias, a buffer of 3 float64."""
+    module = nn.Module()
+    module.embedding = nn.Embedding(10, 4)
+    module.layer = nn.Linear(4, 4)
+    module.head = nn.Linear(4, 10, bias=False)
+    module.head.weight = module.embedding.weight
+    module.register_buffer("positions", torch.zeros(3, dtype=torch.float64))
+    return module
+
+
+WEIGHTS = (10 * 4 + 4 * 4 + 4) * 4  # float32, the tied matrix once
+
+
+def test_component_bytes_equal_arithmetic():
+    policy, critic = tiny(), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(policy.parameters())
+    assert component_bytes({"policy": policy, "reference": None, "critic": critic}) == {
+        "policy": {"parameters": WEIGHTS + 24, "gradients": 0, "optimizer": 0},
+        "critic": {"parameters": 20, "gradients": 0, "optimizer": 0},
+    }
+    hidden = policy.layer(policy.embedding(torch.tensor([1, 2])))
+    policy.head(hidden).sum().backward()
+    optimizer.step()
+    found = component_bytes({"policy": policy, "critic": critic}, {"policy": optimizer})
+    assert found["policy"] == {
+        "parameters": WEIGHTS + 24,
+        "gradients": WEIGHTS,
+        "optimizer": 2 * WEIGHTS + 3 * 4,  # two moments; a float32 step for each of three tensors
+    }
+
+
+def test_a_shared_trunk_belongs_to_the_first():
+    trunk = nn.Linear(4, 4)
+    policy = nn.Sequential(trunk, nn.Linear(4, 10))
+    critic = nn.Sequential(trunk, nn.Linear(4, 1))
+    found = component_bytes({"policy": policy, "critic": critic})
+    assert found["policy"]["parameters"] == (20 + 50) * 4
+    assert found["critic"]["parameters"] == 5 * 4
+
+
+def test_a_view_counts_the_storage_behind_it():
+    fused = torch.zeros(12, 4)
+    module = nn.Module()
+    module.q, module.k = nn.Parameter(fused[:4]), nn.Parameter(fused[4:8])
+    assert component_bytes({"policy": module})["policy"]["parameters"] == 12 * 4 * 4
+
+
+@pytest.mark.gpu
+def test_cuda_phases_report_device_bytes():
+    meter = PhaseMemory("cuda")
+    base = torch.cuda.memory_allocated()
+    with meter.phase("update"):
+        torch.ones(8 * MIB, device="cuda")
+    assert meter.peaks["update"] - base == 32 * MIB
+    assert "max_memory_allocated" in meter.instrument

@@ -1,0 +1,160 @@
+"""Proximal policy optimisation with a learned critic and a KL price in the reward.
+
+    R_t = −β · kl_t(π_old, π_ref) + [t is the last token] · r
+    δ_t = R_t + γ V_{t+1} − V_t,   A_t = Σ_l (γλ)^l δ_{t+l},   returns = A + V        (GAE)
+    L_policy = average_t −min(ρ_t A_t, clip(ρ_t, 1 − ε, 1 + ε) A_t),   A whitened
+    L_value  = c · average_t ½ max((V − R̂)², (V_old + clip(V − V_old, ±ε_v) − R̂)²)
+
+V_t is the value of the prefix before token t. After a completion that stopped by itself the value
+is 0; after one that the length limit cut, `truncation=bootstrap` takes the critic's own V(s_T) and
+`terminal` takes 0. The policy term is backpropagated before the critic's forward: their
+activations never exist together.
+
+Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; GAE: arXiv:1506.02438, eq. 16; the KL price
+and the value clip as in Ziegler et al. 2019, arXiv:1909.08593, §2, and Ouyang et al. 2022, eq. 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import torch
+
+from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
+from zoo.algorithms.common import check_clip, old_logprobs, surrogate_metrics
+from zoo.batch import Batch
+from zoo.distributed import pooled
+from zoo.functional import (
+    Average,
+    KLEstimator,
+    aggregate,
+    clipped_surrogate,
+    gae,
+    kl_penalty,
+    kl_token_rewards,
+    masked_sum,
+    moments,
+    value_loss,
+    whiten,
+)
+from zoo.models.models import Models
+
+
+class Truncation(StrEnum):
+    bootstrap = "bootstrap"
+    terminal = "terminal"
+
+
+@dataclass(frozen=True)
+class PPO(Algorithm):
+    clip_eps: float = 0.2  # ε; trust region of the probability ratio
+    clip_eps_high: float | None = None  # null: the same as clip_eps
+    kl_coef: float = 0.05  # β; price per nat of drift, in the reward; 0: no reference is loaded
+    kl_estimator: KLEstimator = KLEstimator.k1
+    gamma: float = 1.0
+    gae_lambda: float = 0.95  # 1: Monte Carlo; 0: one-step TD
+    value_coef: float = 1.0  # the critic has an optimizer of its own, so this only scales its clip
+    value_clip: float | None = 0.2  # ε_v; null: plain squared error
+    whiten_advantages: bool = True  # zero mean, unit std over the tokens of the step, all ranks
+    truncation: Truncation = Truncation.terminal  # an answer cut short is a failed answer
+    average: Average = Average.token
+
+    name: ClassVar[str] = "ppo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
+        for key in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(
+                    f"algorithm.{key} must lie in [0, 1], got {getattr(self, key)}. "
+                    f"Leave it out for the default."
+                )
+        if self.value_clip is not None and not self.value_clip > 0:
+            raise ValueError(
+                f"algorithm.value_clip must be above 0 or null, got {self.value_clip}."
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            DataKind.prompts,
+            reference=self.kl_coef > 0,
+            critic=True,
+            trains=("policy", "critic"),
+        )
+
+    def prepare(self, batch: Batch, models: Models) -> Batch:
+        assert batch.rewards is not None and batch.scored is not None
+        mask = batch.completion_mask
+        # An abstention teaches nothing: the row keeps its place in the critic's eyes but not in
+        # the losses.
+        mask = mask & batch.scored[:, None]
+        batch = batch.replace(completion_mask=mask)
+        old = old_logprobs(self, batch, models, always=self.kl_coef > 0)
+        kl = torch.zeros_like(batch.input_ids, dtype=torch.float32)
+        if self.kl_coef > 0:
+            assert old is not None
+            reference = models.reference_logprobs(batch)
+            kl = kl_penalty(old, reference, mask, self.kl_estimator)
+            batch = batch.replace(ref_logprobs=reference)
+        token_rewards = kl_token_rewards(batch.rewards, kl, mask, self.kl_coef)
+        values, final = models.critic_values(batch)
+        bootstrap = None
+        if self.truncation is Truncation.bootstrap:
+            bootstrap = torch.where(batch.truncated, final, torch.zeros_like(final))
+        advantages, returns = gae(
+            token_rewards,
+            values,
+            mask,
+            bootstrap=bootstrap,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        if self.whiten_advantages:
+            advantages = whiten(advantages, mask, total=pooled(moments(advantages, mask)))
+        return batch.replace(
+            old_logprobs=old if self.updates_per_step > 1 else None,
+            values=values,
+            advantages=advantages,
+            returns=returns,
+        ).with_extra(kl_ref=kl)
+
+    def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
+        assert batch.advantages is not None and batch.returns is not None
+        assert batch.scale is not None
+        mask, tokens = batch.completion_mask, batch.completion_mask.sum()
+        out = models.policy(batch)
+        surrogate = clipped_surrogate(
+            out.logprobs,
+            batch.old_logprobs,
+            batch.advantages,
+            mask,
+            clip_eps=self.clip_eps,
+            clip_eps_high=self.clip_eps_high,
+        )
+        metrics = surrogate_metrics(surrogate, out, batch)
+        if self.kl_coef > 0:
+            metrics["kl_ref"] = (masked_sum(batch.extra["kl_ref"], mask), tokens)
+        yield LossTerm(
+            "policy", aggregate(surrogate.loss, mask, batch.scale, self.average), metrics
+        )
+
+        values = models.critic(batch).values
+        term = value_loss(values, batch.returns, batch.values, mask, clip=self.value_clip)
+        loss = self.value_coef * aggregate(term.loss, mask, batch.scale, self.average)
+        error = (batch.returns - values.detach()).square()
+        yield LossTerm(
+            "value",
+            loss,
+            {
+                "value_clip": (masked_sum(term.clipped.float(), mask), tokens),
+                "value_error": (masked_sum(error, mask), tokens),
+                "value": (masked_sum(values.detach(), mask), tokens),
+                "return": (masked_sum(batch.returns, mask), tokens),
+                "return_squared": (masked_sum(batch.returns.square(), mask), tokens),
+            },
+        )

@@ -1,0 +1,459 @@
+"""The command line: a bare first word is a subcommand, everything else describes runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zoo.config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+RUN_DIR_FILE = "ZOO_RUN_DIR_FILE"  # a run writes the path of its folder into this file
+USAGE = 2  # exit status of a mistake in the command, as of any Unix tool
+MAX_ERROR_LINES = 12
+
+# word → (module, function, what it does)
+SUBCOMMANDS = {
+    "evaluate": ("zoo.evaluate.cli", "main", "score a saved policy: zoo evaluate model=PATH"),
+    "report": ("zoo.report", "main", "tables and figures from run folders"),
+    "runs": ("zoo.report", "runs_main", "list the runs under outputs/"),
+    "fetch": ("zoo.models.fetch", "main", "get a model where no hub is reachable"),
+    "audit": ("zoo.rewards.audit", "main", "check a verifier on answers that are known"),
+    "doctor": ("zoo.doctor", "main", "check this installation and every algorithm found"),
+    "algorithms": ("zoo.cli", "algorithms_main", "list the algorithms with their settings"),
+}
+
+
+class RunFailed(Exception):
+    """A run that stopped by an unexpected error; its traceback lies in the run folder."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `zoo` with these arguments (default: the process's own) and return the exit status.
+
+    0: done; 1: a run failed; 2: a mistake in the command, told in one short block; 130: Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    from zoo.compose import FOLDERS, put_working_directory_on_path
+
+    put_working_directory_on_path()
+    folders = os.environ.get(FOLDERS)
+    try:
+        return _dispatch(arguments)
+    except ConfigError as error:
+        if os.environ.get("RANK", "0") == "0":  # every process of a run makes the same mistake
+            print_error(str(error))
+        return USAGE
+    except RunFailed as error:
+        print_error(str(error))
+        return 1
+    except KeyboardInterrupt as interrupt:
+        detail = f" {interrupt}" if str(interrupt) else ""
+        sys.stderr.write(f"\nInterrupted.{detail} The same command goes on where this one ended.\n")
+        return 130
+    except BrokenPipeError:  # zoo --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    finally:
+        os.environ.pop(FOLDERS, None)
+        if folders is not None:
+            os.environ[FOLDERS] = folders
+
+
+def run_composed(cfg: DictConfig) -> dict[str, Any]:
+    """One run from a composed configuration: check everything, then train; the summary.
+
+    Raises:
+        ConfigError: the configuration cannot run; nothing was loaded.
+        RunFailed: an unexpected error; its traceback is in the folder of the run.
+    """
+    from zoo.compose import put_working_directory_on_path
+    from zoo.instantiate import run_dir, structured
+
+    put_working_directory_on_path()  # a launcher's worker process starts without it
+    config = structured(cfg)
+    folder = run_dir(config)
+    if target := os.environ.get(RUN_DIR_FILE):
+        Path(target).write_text(str(folder.absolute()), encoding="utf-8")
+    try:
+        from zoo.build import check
+        from zoo.train.run import run
+
+        check(config)
+        return run(config)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise RunFailed(_record_failure(error, config, folder)) from error
+
+
+def check_job(overrides: list[str]) -> None:
+    """Refuse a job of a sweep whose configuration cannot run, before any job starts.
+
+    Raises:
+        ConfigError: what is wrong, with the overrides of the job.
+    """
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    try:
+        structured(compose(overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{error}\nIn the job: {' '.join(overrides)}") from error
+
+
+def print_error(message: str) -> None:
+    """One block on standard error, of at most a dozen lines."""
+    import textwrap
+
+    width = 100 if not sys.stderr.isatty() else min(100, os.get_terminal_size(2).columns)
+    lines = [
+        line
+        for paragraph in message.strip().splitlines()
+        for line in textwrap.wrap(
+            paragraph, width - 2, break_long_words=False, break_on_hyphens=False
+        )
+    ]
+    if len(lines) > MAX_ERROR_LINES - 1:
+        lines = [*lines[: MAX_ERROR_LINES - 2], "…"]
+    title = "\033[1;31mzoo: error\033[0m" if sys.stderr.isatty() else "zoo: error"
+    sys.stderr.write("\n".join([title, *(f"  {line}" for line in lines)]) + "\n")
+
+
+# ---------------------------------------------------------------------------------- dispatch
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] in SUBCOMMANDS:
+        return _subcommand(arguments[0], arguments[1:])
+    if arguments and _is_bare_word(arguments[0]):
+        raise ConfigError(_unknown_word(arguments[0]))
+    options = _parse(arguments)
+    if options.version:
+        from zoo import __version__
+
+        print(f"zoo {__version__}")
+        return 0
+    overrides = options.overrides
+    _add_folders(options.config_dir)
+    if options.help or not arguments:
+        print_help(overrides)
+        return 0
+    if options.shell_completion or options.hydra_help or options.info or options.cfg:
+        return _through_hydra(_hydra_arguments(options, overrides))
+    if options.multirun:
+        return _sweep(options, overrides)
+    if options.jobs is not None:
+        raise ConfigError(
+            "--jobs is the number of runs at once of a sweep. Add -m, or leave it out."
+        )
+    from zoo.compose import compose
+
+    cfg = compose(overrides, options.config_name or "config")
+    _interrupt_on_sigterm()
+    run_composed(cfg)
+    return 0
+
+
+def _subcommand(word: str, arguments: list[str]) -> int:
+    module, function, _ = SUBCOMMANDS[word]
+    if not _exists(module) or not hasattr(importlib.import_module(module), function):
+        raise ConfigError(
+            f"`zoo {word}` is not part of this version ({module}.{function} is missing). "
+            f"`zoo --help` lists what there is."
+        )
+    call: Callable[[list[str]], int | None] = getattr(importlib.import_module(module), function)
+    return call(arguments) or 0
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _is_bare_word(argument: str) -> bool:
+    return argument.isidentifier() or (argument[:1].isalnum() and "=" not in argument)
+
+
+def _unknown_word(word: str) -> str:
+    from zoo.compose import explain_bare_word
+    from zoo.instantiate import nearest
+
+    if near := nearest(word, SUBCOMMANDS):
+        return (
+            f"there is no subcommand {word!r}. Did you mean `zoo {near[0]}`? "
+            f"Subcommands: {', '.join(SUBCOMMANDS)}."
+        )
+    return explain_bare_word(word) + f" Subcommands: {', '.join(SUBCOMMANDS)}."
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        from zoo.instantiate import did_you_mean
+
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            word = message.split(": ", 1)[1].split()[0].split("=")[0]
+            hint = did_you_mean(word, flags) or f" Flags: {', '.join(flags)}."
+            message = f"there is no flag {word}"
+        raise ConfigError(f"{message.rstrip('.')}.{hint} `zoo --help` explains the flags.")
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _Parser(prog="zoo", add_help=False, allow_abbrev=False)
+    for flags in (
+        ("-h", "--help"),
+        ("--version",),
+        ("-m", "--multirun"),
+        ("-r", "--run"),
+        ("-sc", "--shell-completion"),
+        ("--hydra-help",),
+        ("--resolve",),
+    ):
+        parser.add_argument(*flags, action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job", "hydra", "all"])
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-i", "--info", nargs="?", const="all")
+    parser.add_argument("-cd", "--config-dir", action="append", default=[])
+    parser.add_argument("-cn", "--config-name")
+    parser.add_argument("--jobs")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve belongs to --cfg. Write zoo --cfg job --resolve.")
+    return options
+
+
+def _add_folders(folders: Sequence[str]) -> None:
+    """`--config-dir`, for this process and for those that it starts."""
+    from zoo.compose import FOLDERS
+
+    named = [str(Path(folder).absolute()) for folder in folders]
+    if named:
+        before = [os.environ[FOLDERS]] if os.environ.get(FOLDERS) else []
+        os.environ[FOLDERS] = os.pathsep.join([*named, *before])
+
+
+def _hydra_arguments(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    flags: list[str] = []
+    for flag in ("multirun", "shell_completion", "hydra_help", "resolve"):
+        if getattr(options, flag):
+            flags.append(f"--{flag.replace('_', '-')}")
+    for flag in ("cfg", "package", "info", "config_name"):
+        if getattr(options, flag) is not None:
+            flags.append(f"--{flag.replace('_', '-')}={getattr(options, flag)}")
+    return [*flags, *overrides]
+
+
+def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
+    launchers = [one for one in overrides if one.startswith("hydra/launcher=")]
+    if launchers and not launchers[-1].endswith("=basic"):
+        if options.jobs is not None:
+            raise ConfigError(
+                f"--jobs={options.jobs} is for zoo's own launcher; {launchers[-1]} has a setting "
+                f"of its own, as in hydra.launcher.n_jobs={options.jobs}."
+            )
+        return _through_hydra(_hydra_arguments(options, overrides))
+    from zoo.launch import sweep
+
+    jobs = [] if options.jobs is None else [f"--jobs={options.jobs}"]
+    rest = [one for one in overrides if one not in launchers]
+    return sweep([*jobs, *rest], check=check_job)
+
+
+def _through_hydra(arguments: list[str]) -> int:
+    """hydra's own main: what it shows (--cfg, --info, completion), and sweeps by its launchers."""
+    import hydra
+
+    from zoo.compose import config_dir, prepare, register, translated
+
+    overrides = [one for one in arguments if not one.startswith("--")]
+    old_argv, old_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["zoo", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that the message is ours
+    try:
+        with translated(overrides):
+            if "--shell-completion" not in arguments:
+                prepare(overrides)
+            register()
+            decorate = hydra.main(
+                version_base="1.3", config_path=str(config_dir()), config_name="config"
+            )
+            decorate(run_composed)()
+    finally:
+        sys.argv = old_argv
+        if old_setting is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = old_setting
+    return 0
+
+
+def _interrupt_on_sigterm() -> None:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: with a checkpoint and a word on stderr."""
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt("(SIGTERM)")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+def _record_failure(error: Exception, config: RunConfig, folder: Path) -> str:
+    """Write the traceback into the run folder and say in two lines what happened."""
+    text = "".join(traceback.format_exception(error))
+    rank = os.environ.get("RANK", "0")
+    path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        where = f"The traceback is in {path}."
+    except OSError as problem:
+        sys.stderr.write(text)
+        where = f"The traceback is above: {path} cannot be written ({problem})."
+    first = (str(error).strip() or "(no message)").splitlines()[0]
+    if len(first) > 400:
+        first = first[:397] + "…"
+    return (
+        f"the run stopped: {type(error).__name__}: {first}\n{where}\n"
+        f"With resume={config.resume.name} the same command "
+        + ("starts anew." if config.resume.name == "never" else "goes on from the last checkpoint.")
+    )
+
+
+# ---------------------------------------------------------------------------------- help
+
+
+_EXAMPLES = (
+    ("zoo algorithm=grpo model=tiny data=arithmetic seed=1", "group relative policy optimisation"),
+    ("zoo algorithm=ppo algorithm.kl_coef=0.02", "with a learned critic"),
+    ("zoo algorithm=dpo algorithm.beta=0.1", "offline, on pairs of the start's own samples"),
+    ("zoo algorithm=sft model=tiny_random train.steps=400", "supervised, on demonstrations"),
+    ("zoo experiment=smollm2_gsm8k algorithm=grpo", "a recipe: several choices at once"),
+    ("zoo -m algorithm=ppo,dpo,grpo seed=0,1,2", "a sweep: nine runs, finished ones skipped"),
+)
+
+
+def print_help(overrides: Sequence[str] = ()) -> None:
+    """The help page; options are read from the search path, a stranger's included."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from zoo.compose import GROUPS, compose_here, hydra_session, options, translated
+
+    console = Console(highlight=False)
+    console.width = min(console.width, 100)
+
+    def prose(text: str) -> None:
+        console.print(Padding(Text(text), (0, 0, 0, 2)))
+
+    def heading(text: str) -> None:
+        console.print(Text(f"\n{text}", style="bold"))
+
+    def rows(pairs: Sequence[tuple[str, str]], style: str = "cyan") -> None:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style=style, no_wrap=False, overflow="fold")
+        table.add_column(overflow="fold")
+        for left, right in pairs:
+            table.add_row(Text(left), Text(right))
+        console.print(Padding(table, (0, 0, 0, 2)))
+
+    console.print(Text("zoo [subcommand | flags] group=option group.setting=value …", style="bold"))
+    prose(
+        "Trains PPO, DPO and GRPO (and relatives) for language models on one shared "
+        "infrastructure, so that they can be compared."
+    )
+    heading("Examples")
+    rows(_EXAMPLES)
+    heading("Groups and their options (group=option; * is the default)")
+    with hydra_session(), translated(list(overrides)):
+        compose_here([one for one in overrides if one.startswith("hydra.searchpath=")])
+        defaults = _default_choices()
+        pairs = []
+        for group in GROUPS:
+            names = [option.name for option in options(group)]
+            marked = [f"{n}*" if defaults.get(group) == n else n for n in names]
+            pairs.append((group, ", ".join(marked) or "(none found)"))
+    rows(pairs)
+    prose("Every setting with its value: zoo --cfg job [algorithm=ppo …]")
+    heading("Subcommands")
+    rows([(f"zoo {word}", what) for word, (_, _, what) in SUBCOMMANDS.items()])
+    heading("Flags")
+    rows(
+        [
+            ("-m, --multirun", "run all combinations of values given by commas; see Sweeps"),
+            ("--jobs N", "with -m: so many runs at once (default 1)"),
+            ("--cfg job", "print the configuration instead of running; --package train: a part"),
+            ("--config-dir DIR", "also look in DIR for options: DIR/algorithm/mine.yaml, …"),
+            ("--shell-completion", 'eval "$(zoo --shell-completion install=bash)" (or zsh, fish)'),
+            ("--version, --help", ""),
+        ]
+    )
+    heading("Where results go")
+    prose(
+        "outputs/<experiment>/<name>/seed_<n>/: config.yaml, metrics.jsonl, evals.jsonl, "
+        "checkpoints/, policy/ (a transformers folder) and, written last, summary.json. The "
+        "default name is the algorithm and a hash of all settings that can move a result. The "
+        "same command again goes on from the last checkpoint, or finds the run finished. Change "
+        "the place with output=DIR, experiment=WORD, name=WORD."
+    )
+    heading("Sweeps")
+    prose(
+        "zoo -m algorithm=ppo,grpo train.lr=1e-4,2e-4 seed=0,1,2 makes a process and a folder "
+        "for each of the twelve runs and prints one table at the end. A failing run leaves the "
+        "others alone; the same command again does what is missing. hydra's launchers work as "
+        "well: zoo -m hydra/launcher=joblib … (pip install 'zoo-rl[sweep]')."
+    )
+    heading("Your own algorithm, reward or data")
+    prose(
+        "Write mine.py here and DIR/algorithm/mine.yaml with _target_: mine.Mine, then: "
+        "zoo --config-dir DIR algorithm=mine"
+    )
+
+
+def _default_choices() -> dict[str, str]:
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    found = GlobalHydra.instance().config_loader().compute_defaults_list("config", [], RunMode.RUN)
+    choices: dict[str, Any] = found.overrides.known_choices
+    return {group: str(name) for group, name in choices.items() if name is not None}
+
+
+def algorithms_main(argv: Sequence[str]) -> int:
+    """`zoo algorithms [--config-dir DIR]`: every algorithm on the search path."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from zoo.compose import compose_here, hydra_session, options, translated
+
+    parsed = _parse(list(argv))
+    _add_folders(parsed.config_dir)
+    table = Table(show_edge=False)
+    for column in ("algorithm=", "what it is", "settings"):
+        table.add_column(column, overflow="fold")
+    with hydra_session(), translated(parsed.overrides):
+        compose_here(parsed.overrides)  # puts the folders of hydra.searchpath on the path
+        for option in options("algorithm"):
+            cfg = compose_here([*parsed.overrides, f"algorithm={option.name}"])
+            names = ", ".join(str(key) for key in cfg.algorithm if key != "_target_")
+            table.add_row(Text(option.name), Text(option.description), Text(names))
+    Console(highlight=False).print(table)
+    return 0

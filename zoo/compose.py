@@ -1,0 +1,494 @@
+"""From overrides to one configuration: hydra's search path, and its errors in one short block."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zoo.config import ConfigError
+from zoo.instantiate import all_keys, did_you_mean, nearest, suggest_keys
+
+CONFIG_NAME = "config"
+ENTRY_POINTS = "zoo.conf"  # group in which an installed package names its folder of options
+FOLDERS = "ZOO_CONFIG_DIRS"  # more folders of options, as in PATH; what --config-dir adds to
+GROUPS = (
+    "algorithm",
+    "data",
+    "reward",
+    "rollout",
+    "model",
+    "train",
+    "evaluate",
+    "measure",
+    "experiment",
+)
+
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice of a group, with the first comment of its file."""
+
+    group: str
+    name: str
+    description: str
+
+
+def config_dir() -> Path:
+    """The folder of the options that come with zoo: beside the package, or inside it in a wheel.
+
+    Raises:
+        ConfigError: the installation has neither.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / f"{CONFIG_NAME}.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"zoo's own options are missing: neither {package / 'conf'} nor {package.parent / 'conf'} "
+        f"holds {CONFIG_NAME}.yaml. Install zoo again, or run from a complete checkout."
+    )
+
+
+def compose(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictConfig:
+    """The configuration that these overrides describe, values not yet checked.
+
+    Raises:
+        ConfigError: an unknown option or key, a value that cannot be read, or a missing folder.
+    """
+    with hydra_session():
+        return compose_here(overrides, config_name)
+
+
+def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictConfig:
+    """`compose` inside an open `hydra_session`."""
+    with translated(overrides):
+        prepare(overrides)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra")
+            return hydra_compose(config_name, overrides=list(overrides))
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """hydra on zoo's search path; a session of the caller's own is put back at the end."""
+    register()
+    state = GlobalHydra.instance()
+    previous, state.hydra = state.hydra, None
+    try:
+        with initialize_config_dir(str(config_dir()), job_name="zoo", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = previous
+
+
+def register() -> None:
+    """Put the folders of others on hydra's search path, in whatever way it starts."""
+    plugins = Plugins.instance()
+    if MoreOptions not in plugins.discover(SearchPathPlugin):
+        plugins.register(MoreOptions)
+
+
+class MoreOptions(SearchPathPlugin):
+    """Options that do not come with zoo: the folders of `--config-dir` and of installed packages."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for name, folder in more_folders():
+            search_path.append(provider=name, path=f"file://{folder}")
+
+
+def more_folders() -> list[tuple[str, Path]]:
+    """(provider, folder) of the options on zoo's search path that are not zoo's own.
+
+    The environment variable carries `--config-dir` to the processes that a run starts: the jobs
+    of a sweep, and the recipe behind a model.
+
+    Raises:
+        ConfigError: a folder does not exist.
+    """
+    named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    for folder in named:
+        _check_folder(folder)
+    return [(FOLDERS, Path(folder).absolute()) for folder in named] + installed_folders()
+
+
+def installed_folders() -> list[tuple[str, Path]]:
+    """(name, folder) of every entry point in `zoo.conf`: a package, or package:subfolder.
+
+    Raises:
+        ConfigError: an entry point names a folder that does not exist.
+    """
+    found = []
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        package, _, inside = point.value.partition(":")
+        try:
+            spec = importlib.util.find_spec(package)
+        except ImportError:
+            spec = None
+        places = list(spec.submodule_search_locations or []) if spec else []
+        folders = [Path(place) / inside.replace(".", "/") for place in places]
+        folder = next((one for one in folders if one.is_dir()), None)
+        if folder is None:
+            raise ConfigError(
+                f"the installed package behind the entry point {point.name!r} ({ENTRY_POINTS}) "
+                f"names {point.value!r}, which is no folder of options. Correct its entry point, "
+                f"or uninstall it."
+            )
+        found.append((point.name, folder))
+    return found
+
+
+def prepare(overrides: Sequence[str]) -> None:
+    """What must be settled before hydra sees the overrides: folders and names of experiments.
+
+    `experiment=NAME` takes a recipe of conf/experiment. A plain word that is no recipe, and no
+    near miss of one, only names the folder of the output.
+
+    Raises:
+        ConfigError: a folder on hydra.searchpath does not exist.
+        HydraException: an override that cannot be parsed.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    extra: list[str] = []
+    for override in parsed:
+        if override.key_or_group == "hydra.searchpath":
+            extra = [str(folder) for folder in _as_list(override)]
+            for folder in extra:
+                _check_folder(folder)
+    wanted = [
+        name
+        for override in parsed
+        if override.key_or_group == "experiment"
+        for name in _as_list(override)
+    ]
+    if not wanted:
+        return
+    recipes = _recipes(extra)
+    store = ConfigStore.instance()
+    for name in wanted:
+        known = name in recipes or not isinstance(name, str | int) or isinstance(name, bool)
+        if known or not _PLAIN_WORD.fullmatch(str(name)) or nearest(str(name), recipes):
+            continue  # a recipe, or a mistake that hydra's message is about
+        node = {"experiment": str(name)}
+        store.store(group="experiment", name=str(name), node=node, package="_global_")
+
+
+def _recipes(searchpath: Sequence[str]) -> set[str]:
+    folders = [config_dir(), *(folder for _, folder in more_folders())]
+    folders += [Path(one.removeprefix("file://")) for one in searchpath if "pkg://" not in one]
+    return {path.stem for folder in folders for path in folder.glob("experiment/*.yaml")}
+
+
+def _check_folder(folder: str) -> None:
+    if folder.startswith(("pkg://", "structured://")):
+        return
+    path = Path(folder.removeprefix("file://"))
+    if not path.is_dir():
+        near = did_you_mean(path.name, _names(path.parent), f"{path.parent}/")
+        raise ConfigError(
+            f"the folder of options {str(path)!r} does not exist (working directory: "
+            f"{Path.cwd()}).{near} Give a folder that holds algorithm/, data/, reward/, …"
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _as_list(override: Override) -> list[Any]:
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        value = value.list
+    values = value if isinstance(value, list) else [value]
+    return [str(one) if type(one).__name__ == "QuotedString" else one for one in values]
+
+
+# ---------------------------------------------------------------------------------- what there is
+
+
+def options(group: str) -> list[Option]:
+    """All choices of a group, in an open `hydra_session`; the folders on the path are searched."""
+    loader = GlobalHydra.instance().config_loader()
+    found = []
+    for name in loader.get_group_options(group, ObjectType.CONFIG):
+        file = _file(f"{group}/{name}")
+        found.append(Option(group, name, _description(file) if file else ""))
+    return found
+
+
+def _file(config: str) -> Path | None:
+    for source in GlobalHydra.instance().config_loader().get_sources():
+        if source.scheme() == "file":
+            path = Path(source.path) / f"{config}.yaml"
+            if path.is_file():
+                return path
+    return None
+
+
+def _description(path: Path) -> str:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith("@package"):
+            return text
+    return ""
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+@contextmanager
+def translated(overrides: Sequence[str]) -> Iterator[None]:
+    """Errors of hydra and omegaconf inside become ConfigErrors of a few lines."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_explain(error, overrides)) from error
+    except (ValueError, OSError) as error:
+        # Of hydra's own: a group override that is no text, a file that cannot be read.
+        raise ConfigError(_explain_other(error, overrides)) from error
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    text = str(error).strip()
+    if isinstance(error, OverrideParseException):
+        return _explain_syntax(error)
+    if isinstance(error, MissingConfigException):
+        return _explain_missing(error)
+    if isinstance(error, yaml.YAMLError):
+        return _explain_yaml(error)
+    if match := re.match(r"Could not override '([^']+)'", text):
+        return _explain_unknown_key(match[1], overrides)
+    if match := re.match(r"Could not append to config. An item is already at '([^']+)'", text):
+        given = _find(match[1], overrides)
+        return f"{given}: {match[1]} exists already. Write it without the +: {given.lstrip('+')}"
+    if match := re.match(r"Multiple values for ([^\s]+)\.", text):
+        given = _find(match[1], overrides)
+        return f"{given}: {match[1]} has a choice already. Write it without the +, as in " + (
+            f"{given.lstrip('+')}."
+        )
+    if match := re.match(r"Could not delete (?:from config. )?'([^']+)'", text):
+        key = match[1].split("=")[0]
+        near = suggest_keys(key, _known_keys(overrides))
+        hint = f" Did you mean ~{near[0]}?" if near else ""
+        return f"~{key}: there is no {key} to take away.{hint} See `zoo --cfg job`."
+    if match := re.match(r"Ambiguous value for argument '(.+?)'\n", text):
+        key, _, value = match[1].partition("=")
+        return (
+            f"{match[1]} gives several values to a single run. To run them all add -m: "
+            f"zoo -m {match[1]} …; for a list write {key}=[{value}]."
+        )
+    if match := re.match(r"Sweep parameters '(.+?)' requires", text):
+        return f"{match[1]} is a sweep. Add -m: zoo -m {match[1]} …"
+    if match := re.search(r"Override (\S+) looks like a config group .* '([^']+)' does not", text):
+        return _explain_unknown_key(match[2], overrides)
+    if match := re.match(r"force-add of config groups is not supported: '(.+)'", text):
+        return f"{match[1]}: a group takes no +. Write {match[1].lstrip('+')}."
+    if match := re.match(r"Error merging override (.+)", text):
+        cause = _first_line(error.__cause__ or error)
+        key = match[1].lstrip("+~").split("=")[0]
+        parent = key.rsplit(".", 1)[0]
+        return (
+            f"{match[1]} cannot be applied: {cause}. {parent} holds one value and no keys below "
+            f"it, or another kind; see it with `zoo --cfg job --package {parent.split('.')[0]}`."
+        )
+    if isinstance(error, OmegaConfBaseException):
+        key = getattr(error, "full_key", "") or "the configuration"
+        return f"{key}: {_first_line(error)}. Correct the value of {key}."
+    lines = [line.strip() for line in text.splitlines() if line.strip()][:4]
+    cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
+    return (
+        "the configuration cannot be composed: " + " ".join(lines) + cause + ". "
+        "See `zoo --help` for the groups and their options."
+    )
+
+
+def _explain_other(error: Exception, overrides: Sequence[str]) -> str:
+    text = _first_line(error)
+    if text.startswith("Config group override"):
+        bad = [
+            one
+            for one in overrides
+            if one.split("=")[0].lstrip("+~") in GROUPS and _option_of(one) is None
+        ]
+        given = bad[0] if bad else "an override"
+        group = given.split("=")[0].lstrip("+~")
+        return f"{given}: {group} is chosen by the name of an option. {_choices(group)}"
+    return f"{text}. Given: {' '.join(overrides)}"
+
+
+def _option_of(override: str) -> str | None:
+    value = override.partition("=")[2]
+    return value if _PLAIN_WORD.fullmatch(value) and not value[0].isdigit() else None
+
+
+def _explain_syntax(error: OverrideParseException) -> str:
+    given = error.override
+    if "=" not in given and not given.startswith("~"):
+        return explain_bare_word(given)
+    reason = error.message.splitlines()[0].strip().rstrip(".")
+    key = given.split("=")[0]
+    if any(sign in given.partition("=")[2] for sign in "'\"[]{}(),:$\\ =") or reason:
+        return (
+            f"{given!r} cannot be read: {reason}. Write key=value without spaces around the =; "
+            f"lists as {key}=[1,2]; a text with special characters in two pairs of quotes, as in "
+            f"""{key}="'a b'"."""
+        )
+    return f"{given!r} cannot be read. Write key=value."
+
+
+def explain_bare_word(word: str) -> str:
+    """What to do about an argument that is neither key=value nor a subcommand."""
+    group = next((g for g in GROUPS if word in {o.name for o in _options_quietly(g)}), None)
+    if group is not None:
+        return f"{word!r} is no key=value. Did you mean {group}={word}?"
+    if word in GROUPS:
+        return f"{word!r} is no key=value. {_choices(word)}"
+    near = suggest_keys(word, _known_keys([]))
+    hint = f" Did you mean {near[0]}=…?" if near else ""
+    return f"{word!r} is no key=value.{hint} `zoo --help` shows what there is."
+
+
+def _explain_missing(error: MissingConfigException) -> str:
+    missing = error.missing_cfg_file or ""
+    group, _, name = missing.rpartition("/")
+    if not group:
+        return (
+            f"there is no configuration {missing!r} (--config-name). The one of zoo is called "
+            f"{CONFIG_NAME!r}; leave the option out for it."
+        )
+    first = str(error).strip().splitlines()[0]
+    where = re.match(r"In '([^']+)'", first)
+    inside = f" (asked for in {where[1]}.yaml)" if where and where[1] != CONFIG_NAME else ""
+    names = list(error.options or [])
+    near = did_you_mean(name, names, f"{group}=")
+    listed = f" Options: {', '.join(names)}." if names else f" The group {group} has no options."
+    return f"there is no option {group}={name}{inside}.{near}{listed}"
+
+
+def _explain_yaml(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{Path(mark.name).name or mark.name}, line {mark.line + 1}" if mark else "a yaml file"
+    if mark:
+        place = f"{mark.name}, line {mark.line + 1}"
+    problem = getattr(error, "problem", None) or _first_line(error)
+    return f"{place} is not valid yaml: {problem}. Correct that line."
+
+
+def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
+    given = _find(key, overrides)
+    sign, value = "", given.partition("=")[2]
+    group, _, leaf = key.partition(".")
+    keys = [one for one in _known_keys(overrides) if one != key]
+    near = suggest_keys(key, keys)
+    if "." not in key and (group_near := nearest(key, GROUPS)):
+        near = group_near
+    text = f"there is no setting {key} (given: {given})."
+    owners = [o.name for o in _options_quietly(group) if leaf and _has(o, leaf)]
+    if owners:
+        return f"{text} It belongs to {' and '.join(f'{group}={one}' for one in owners[:4])}." + (
+            f" Here {group} has: {_settings(group, keys)}." if _settings(group, keys) else ""
+        )
+    if near:
+        return f"{text} Did you mean {' or '.join(f'{sign}{one}={value}' for one in near)}?"
+    known = _settings(group, keys) if leaf else ""
+    if known:
+        return f"{text} {group} has: {known}."
+    return f"{text} `zoo --help` shows the groups, `zoo --cfg job` every setting."
+
+
+def _settings(group: str, keys: Sequence[str]) -> str:
+    return ", ".join(one[len(group) + 1 :] for one in keys if one.startswith(f"{group}."))
+
+
+def _has(option: Option, leaf: str) -> bool:
+    file = _file(f"{option.group}/{option.name}")
+    if file is None:
+        return False
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file))
+    except (OmegaConfBaseException, yaml.YAMLError, OSError):
+        return False
+    return isinstance(values, dict) and leaf in values
+
+
+def _options_quietly(group: str) -> list[Option]:
+    """Options for a suggestion: a message about one mistake must not die of a second one."""
+    try:
+        if GlobalHydra.instance().is_initialized():
+            return options(group)
+        with hydra_session():
+            return options(group)
+    except (HydraException, OSError, ConfigError):
+        return []
+
+
+def _choices(group: str) -> str:
+    names = ", ".join(option.name for option in _options_quietly(group))
+    return f"Write {group}=NAME with one of: {names}."
+
+
+def _known_keys(overrides: Sequence[str]) -> list[str]:
+    """Every key of the configuration with the choices of groups in `overrides` made."""
+    chosen = [
+        one for one in overrides if one.lstrip("+").split("=")[0] in (*GROUPS, "hydra.searchpath")
+    ]
+    for attempt in (chosen, []):
+        try:
+            if GlobalHydra.instance().is_initialized():
+                cfg = hydra_compose(CONFIG_NAME, overrides=attempt)
+            else:
+                with hydra_session():
+                    cfg = hydra_compose(CONFIG_NAME, overrides=attempt)
+            values = OmegaConf.to_container(cfg, resolve=False)
+            if isinstance(values, dict):
+                return all_keys({str(key): value for key, value in values.items()})
+        except (HydraException, OmegaConfBaseException, ValueError, OSError):
+            continue
+    return all_keys({})
+
+
+def _find(key: str, overrides: Sequence[str]) -> str:
+    for one in overrides:
+        if one.lstrip("+~").split("=")[0].split("@")[0] == key:
+            return one
+    return key
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def put_working_directory_on_path() -> None:
+    """So that `_target_: mine.Mine` finds mine.py in the folder where zoo is started."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)

@@ -1,0 +1,85 @@
+"""Reference log-probs of fixed rows, computed once and kept by content and model hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from zoo.batch import Batch
+from zoo.data.source import DatasetSource, Group
+
+VERSION = "1"  # of the arithmetic; a change of it makes every file anew
+
+
+def reference_logprobs(
+    source: DatasetSource,
+    steps: int,
+    folder: Path,
+    model_hash: str,
+    temperature: float,
+    compute: Callable[[Batch], Tensor],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[int, Tensor]:
+    """row key → log-probs [completion length] under the reference, for the rows that a run reads.
+
+    The file's name is a hash of the model's weights and of every row's content: one changed
+    character is another file. It is written under a lock and by rename; a damaged one is made anew.
+
+    Args:
+        source: where the rows come from.
+        steps: how many steps will be run; rows that they do not reach are not computed.
+        model_hash: of the reference's weights.
+        compute: [B, T] log-probs of a batch.
+    """
+    groups = source.visited(steps)
+    keys = [key for group in groups for key in group.row_keys()]
+    text = f"{VERSION}:{model_hash}:{temperature}:{sorted(set(keys))}"
+    name = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.safetensors"
+    with FileLock(str(file) + ".lock"):
+        found = _read(file, keys)
+        if found is None:
+            found = _compute(source, groups, compute, progress)
+            temporary = folder / f"{name}.tmp{os.getpid()}"
+            save_file({str(key): value for key, value in found.items()}, temporary)
+            temporary.replace(file)
+    return found
+
+
+def _read(file: Path, keys: Sequence[int]) -> dict[int, Tensor] | None:
+    if not file.exists():
+        return None
+    try:
+        found = {int(key): value for key, value in load_file(file).items()}
+    except (SafetensorError, ValueError, OSError):
+        return None
+    return found if set(keys) <= set(found) else None
+
+
+def _compute(
+    source: DatasetSource,
+    groups: Sequence[Group],
+    compute: Callable[[Batch], Tensor],
+    progress: Callable[[int, int], None],
+) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    # Rows of similar length side by side: little padding.
+    ordered = sorted(groups, key=lambda g: len(g.prompt.token_ids) + len(g.completions[0]))
+    size = 32
+    for start in range(0, len(ordered), size):
+        batch = source.collate(ordered[start : start + size])
+        values = compute(batch).float().cpu()
+        for i, key in enumerate(batch.row_keys.tolist()):
+            begin, end = int(batch.prompt_lengths[i]), int(batch.lengths[i])
+            found[key] = torch.clone(values[i, begin:end])
+        progress(min(start + size, len(ordered)), len(ordered))
+    return found

@@ -1,0 +1,392 @@
+"""Rows of a file or table → prompts, examples, pairs, rankings and labelled completions.
+
+Every row that cannot be used is named by its line and its reason. A few are left out with one
+warning; more than `max_malformed` of them are refused, because a file with many has another fault
+than its rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zoo.config import ConfigError
+from zoo.types import Example, LabelledCompletion, PreferencePair, Prompt
+
+T = TypeVar("T")
+Row = tuple[int, dict[str, Any]]  # line (1-based), content
+
+
+class Kind(StrEnum):
+    """What a row of the data is."""
+
+    prompts = "prompts"  # prompt, and answer where there is a gold
+    examples = "examples"  # prompt, completion
+    pairs = "pairs"  # prompt, chosen, rejected
+    rankings = "rankings"  # prompt, completions (a list), and ranks or scores
+    labelled = "labelled"  # prompt, completion, label
+
+
+REQUIRED = {
+    Kind.prompts: ("prompt",),
+    Kind.examples: ("prompt", "completion"),
+    Kind.pairs: ("prompt", "chosen", "rejected"),
+    Kind.rankings: ("prompt", "completions"),
+    Kind.labelled: ("prompt", "completion", "label"),
+}
+OPTIONAL = {
+    Kind.prompts: ("answer",),
+    Kind.examples: ("answer",),
+    Kind.pairs: ("margin",),
+    Kind.rankings: ("scores",),
+    Kind.labelled: (),
+}
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A prompt with K completions and a score for each; equal scores are ties."""
+
+    prompt: Prompt
+    completions: tuple[str, ...]
+    scores: tuple[float, ...]
+
+    def pairs(self) -> list[PreferencePair]:
+        """All pairs of unequal score, the better one first."""
+        rows = list(zip(self.completions, self.scores, strict=True))
+        return [
+            PreferencePair(self.prompt, better, worse, margin=high - low)
+            for better, high in rows
+            for worse, low in rows
+            if high > low
+        ]
+
+
+@dataclass
+class Malformed:
+    """The rows that were left out: their lines and reasons."""
+
+    source: str
+    rows: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, line: int, reason: str) -> None:
+        self.rows.append((line, reason))
+
+    def settle(self, total: int, max_malformed: float) -> None:
+        """Warn about the rows left out, or refuse the whole.
+
+        Raises:
+            ConfigError: more than `max_malformed` of `total` rows, or all of them.
+        """
+        if not self.rows:
+            return
+        rows = sorted(self.rows)
+        shown = "; ".join(f"line {line}: {reason}" for line, reason in rows[:5])
+        more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
+        if len(rows) > max_malformed * total or len(rows) == total:
+            raise ConfigError(
+                f"{self.source}: {len(rows)} of {total} rows cannot be used, and "
+                f"data.max_malformed={max_malformed:g} is the largest share allowed ({shown}"
+                f"{more}). Correct them, or raise data.max_malformed."
+            )
+        warnings.warn(
+            f"{self.source}: left out {len(rows)} of {total} rows ({shown}{more}).",
+            stacklevel=2,
+        )
+
+
+# reading -----------------------------------------------------------------------------------------
+
+
+def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
+    """The JSON objects of a file with one a line, and how many lines there were, blank ones apart.
+
+    A byte order mark, CRLF line ends and lines of any length are fine; `.gz` is unpacked. A line
+    that is no JSON object goes to `malformed`.
+
+    Raises:
+        ConfigError: no such file, or it holds no rows at all.
+    """
+    file = existing(path)
+    opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
+    rows: list[Row] = []
+    total = 0
+    with opened(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            total += 1
+            try:
+                content = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+            except UnicodeDecodeError as error:
+                malformed.add(number, f"not UTF-8 (byte {error.start})")
+            except (ValueError, RecursionError) as error:
+                malformed.add(number, f"not JSON ({str(error)[:60] or type(error).__name__})")
+            else:
+                if isinstance(content, dict):
+                    rows.append((number, content))
+                else:
+                    malformed.add(number, f"a JSON {type(content).__name__}, not an object")
+    if not total:
+        raise ConfigError(f"{file} has no rows. Give a file with one JSON object a line.")
+    return rows, total
+
+
+def existing(path: str | Path) -> Path:
+    """The path, user's home expanded.
+
+    Raises:
+        ConfigError: there is no such file, with the nearest names beside it.
+    """
+    from zoo.instantiate import did_you_mean  # here, not at the top: it imports every group
+
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file
+    folder = file.parent
+    if file.is_dir():
+        names = [entry.name for entry in sorted(file.iterdir())][:8]
+        raise ConfigError(
+            f"{file} is a folder, not a file. Name one of its files: {', '.join(names) or 'none'}."
+        )
+    if not folder.is_dir():
+        raise ConfigError(f"there is no file {file}: its folder {folder} does not exist either.")
+    hint = did_you_mean(file.name, [entry.name for entry in folder.iterdir()], f"{folder}/")
+    raise ConfigError(f"there is no file {file}.{hint or ' Check data.path.'}")
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+# converting --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How rows become what an algorithm reads; the settings that JSONL files and hub share."""
+
+    kind: Kind
+    columns: Mapping[str, str]  # our name → the column's name in the data
+    source: str  # for messages and prompt ids
+    style: str = "math"
+    instruction: str = ""
+    chat: bool = True
+
+    def convert(self, rows: Iterable[Row], malformed: Malformed) -> list[Any]:
+        """One object a usable row; the others go to `malformed`.
+
+        Raises:
+            ConfigError: a required column that no row has.
+        """
+        rows = list(rows)
+        self._check_columns(rows)
+        found = []
+        for line, row in rows:
+            try:
+                found.append(self._one(line, row))
+            except _BadRowError as error:
+                malformed.add(line, str(error))
+        return found
+
+    def _check_columns(self, rows: list[Row]) -> None:
+        from zoo.instantiate import did_you_mean
+
+        known = REQUIRED[self.kind] + OPTIONAL[self.kind]
+        for name in self.columns:
+            if name not in known:
+                raise ConfigError(
+                    f"data.columns.{name} is unknown for kind={self.kind}."
+                    f"{did_you_mean(name, known)} It has: {', '.join(known)}."
+                )
+        present = {key for _, row in rows for key in row}
+        required = {name: self.columns.get(name, name) for name in REQUIRED[self.kind]}
+        named = {name: self.columns[name] for name in OPTIONAL[self.kind] if name in self.columns}
+        for name, column in (required | named).items():
+            if rows and column not in present:
+                raise ConfigError(
+                    f"{self.source} has no column {column!r} for {name}."
+                    f"{did_you_mean(column, present)} It has: {', '.join(sorted(present))}. "
+                    f"Set data.columns.{name} to one of them."
+                )
+
+    def _value(self, row: Mapping[str, Any], name: str) -> Any:
+        return row.get(self.columns.get(name, name))
+
+    def _one(self, line: int, row: dict[str, Any]) -> Any:
+        prompt = self._prompt(line, row)
+        if self.kind is Kind.prompts:
+            return prompt
+        if self.kind is Kind.examples:
+            return Example(prompt, self._text(row, "completion"))
+        if self.kind is Kind.pairs:
+            chosen, rejected = self._text(row, "chosen"), self._text(row, "rejected")
+            if chosen == rejected:
+                raise _BadRowError("chosen and rejected are the same")
+            margin = self._value(row, "margin")
+            if margin is not None:
+                margin = _finite(margin, "margin")
+            return PreferencePair(prompt, chosen, rejected, margin=margin)
+        if self.kind is Kind.labelled:
+            label = self._value(row, "label")
+            if not isinstance(label, bool) and label not in (0, 1):
+                raise _BadRowError(f"label must be true or false, got {label!r}")
+            return LabelledCompletion(prompt, self._text(row, "completion"), bool(label))
+        return self._ranking(prompt, row)
+
+    def _prompt(self, line: int, row: Mapping[str, Any]) -> Prompt:
+        value = self._value(row, "prompt")
+        answer = self._value(row, "answer") if "answer" in OPTIONAL[self.kind] else None
+        columns = {k: v for k, v in row.items() if k not in self._used()}
+        if answer is not None:
+            if isinstance(answer, bool | list | dict) or not str(answer).strip():
+                raise _BadRowError(f"answer must be a text or a number, got {answer!r}")
+            columns |= {"answer": _plain_number(answer), "style": row.get("style", self.style)}
+        elif "answer" in self.columns:
+            raise _BadRowError(f"no {self.columns['answer']!r} (answer)")
+        turns: tuple[dict[str, str], ...] = ()
+        text: str | None = None
+        if isinstance(value, str) and value.strip():
+            value = f"{value}\n\n{self.instruction}" if self.instruction else value
+            turns, text = ((_user(value),), None) if self.chat else ((), value)
+        elif isinstance(value, list):
+            turns = tuple(_turns(value))
+            if self.instruction:
+                last = turns[-1]
+                turns = (*turns[:-1], _user(f"{last['content']}\n\n{self.instruction}"))
+        else:
+            raise _BadRowError(
+                "no prompt"
+                if value is None
+                else f"prompt must be a text or turns, got {value!r:.40}"
+            )
+        identity = row.get("id")
+        name = f"{self.source}:{line}" if identity is None else f"{self.source}:{identity}"
+        return Prompt(id=name, messages=turns, text=text, columns=columns)
+
+    def _used(self) -> set[str]:
+        names = REQUIRED[self.kind] + OPTIONAL[self.kind]
+        return {self.columns.get(name, name) for name in names}
+
+    def _text(self, row: Mapping[str, Any], name: str) -> str:
+        return _reply(self._value(row, name), name)
+
+    def _ranking(self, prompt: Prompt, row: Mapping[str, Any]) -> Ranking:
+        outputs = self._value(row, "completions")
+        if not isinstance(outputs, list) or len(outputs) < 2:
+            raise _BadRowError("completions must be a list of at least two")
+        texts = tuple(_reply(output, "completions") for output in outputs)
+        scores = self._value(row, "scores")
+        if scores is None:  # best first
+            scores = list(range(len(texts), 0, -1))
+        if not isinstance(scores, list) or len(scores) != len(texts):
+            raise _BadRowError(f"scores must be a list of {len(texts)} numbers")
+        values = tuple(_finite(score, "scores") for score in scores)
+        if len(set(values)) == 1:
+            raise _BadRowError("all scores are equal: nothing is preferred")
+        return Ranking(prompt, texts, values)
+
+
+class _BadRowError(Exception):
+    """Why a row cannot be used."""
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _reply(value: Any, name: str) -> str:
+    """A completion: a text, {content}, {text}, {value}, or a list that holds one such turn."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("content", "text", "value") if key in value), None)
+    if not isinstance(value, str) or not value.strip():
+        what = "no" if value is None else "an empty or unusable"
+        raise _BadRowError(f"{what} {name}")
+    return value
+
+
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+def _turns(values: list[Any]) -> Iterator[dict[str, str]]:
+    if not values:
+        raise _BadRowError("the prompt has no turns")
+    for value in values:
+        if not isinstance(value, dict):
+            raise _BadRowError(f"a turn must be an object, got {value!r:.40}")
+        role = value.get("role", value.get("from"))
+        text = value.get("content", value.get("value"))
+        if role not in {*_ROLES, "system"} or not isinstance(text, str) or not text.strip():
+            raise _BadRowError(f"a turn needs role and content, got {value!r:.60}")
+        yield {"role": _ROLES.get(role, role), "content": text}
+    if _ROLES.get(role) != "user":
+        raise _BadRowError(f"the prompt must end with a user's turn, not {role!r}")
+
+
+def _finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _BadRowError(f"{name} must be numbers, got {value!r:.40}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if number - number != 0:
+        raise _BadRowError(f"{name} must be finite, got {value!r:.40}")
+    return number
+
+
+def _plain_number(value: Any) -> str:
+    """Golds are texts; 145.0 is the number 145."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return str(value)
+
+
+# whole lists -------------------------------------------------------------------------------------
+
+
+def content_of(prompt: Prompt) -> str:
+    """What a prompt says, for finding the same one twice."""
+    if prompt.text is not None:
+        return prompt.text
+    return "\x1f".join(turn["content"] for turn in prompt.messages)
+
+
+def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> list[Prompt]:
+    """The training prompts that are no held-out ones; what is left out is said once."""
+    judged = {content_of(prompt) for prompt in heldout}
+    kept = [prompt for prompt in train if content_of(prompt) not in judged]
+    if len(kept) < len(train):
+        warnings.warn(
+            f"{source}: {len(train) - len(kept)} of {len(train)} training prompts are also "
+            "held-out ones; they are not trained on.",
+            stacklevel=2,
+        )
+    if train and not kept:
+        raise ConfigError(
+            f"{source}: every training prompt is also a held-out one. Give another held-out set."
+        )
+    return kept
+
+
+def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> list[T]:
+    """The first of each; what is left out is said once."""
+    first: dict[str, T] = {}
+    for item in items:
+        first.setdefault(key(item), item)
+    if len(first) < len(items):
+        warnings.warn(
+            f"{source}: left out {len(items) - len(first)} rows that repeat an earlier one.",
+            stacklevel=2,
+        )
+    return list(first.values())

@@ -1,0 +1,96 @@
+"""Where batches come from when the data exist already: examples, pairs, labelled rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.batch import Batch, collate, row_key
+from zoo.distributed import rank, world_size
+from zoo.rollout.order import Order
+from zoo.rollout.source import RowText, Sampled
+from zoo.types import Completion, Prompt
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group of rows that share a prompt: a pair (chosen, rejected), or one example."""
+
+    prompt: Prompt
+    completions: tuple[tuple[int, ...], ...]  # G lists of token ids
+    texts: tuple[str, ...]
+    labels: tuple[float, ...] = ()  # of labelled rows: 1 desirable, 0 not
+    margin: float | None = None
+
+    def row_keys(self) -> list[int]:
+        start = len(self.prompt.token_ids)
+        return [row_key([*self.prompt.token_ids, *c], start) for c in self.completions]
+
+
+@dataclass
+class DatasetSource:
+    """Each step: the next N groups in an order that is new each epoch."""
+
+    groups: Sequence[Group]
+    groups_per_step: int
+    seed: int
+    pad_token_id: int
+    # completion log-probs of the reference by row key; filled once, then no reference is needed
+    ref_logprobs: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.order = Order(len(self.groups), self.seed)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.order.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.order.position = state["position"]
+
+    def sync(self, policy: Any) -> None:
+        """Nothing to do: the data do not depend on the policy."""
+
+    def next(self, step: int) -> Sampled:
+        places = self.order.take(self.groups_per_step)
+        pieces = torch.arange(len(places)).tensor_split(world_size())
+        chosen = [self.groups[places[int(i)][1]] for i in pieces[rank()]]
+        batch = self.collate(chosen)
+        result = Sampled(batch=batch)
+        for group in chosen:
+            for key, ids, text in zip(
+                group.row_keys(), group.completions, group.texts, strict=True
+            ):
+                row = Completion(text, ids, (), truncated=False)
+                result.texts[key] = RowText(group.prompt, row, None, {}, "")
+                result.pool.add("length/mean", len(ids))
+        return result
+
+    def visited(self, steps: int) -> list[Group]:
+        """The groups that the first `steps` steps read, each once."""
+        places = range(min(steps * self.groups_per_step, len(self.groups)))
+        return [self.groups[self.order.at(place)] for place in places]
+
+    def collate(self, chosen: Sequence[Group]) -> Batch:
+        size = len(chosen[0].completions)
+        batch = collate(
+            [g.prompt.token_ids for g in chosen for _ in range(size)],
+            [c for g in chosen for c in g.completions],
+            group_size=size,
+            prompt_ids=[g.prompt.id for g in chosen],
+            pad_token_id=self.pad_token_id,
+        )
+        if chosen[0].labels:
+            labels = torch.tensor([label for g in chosen for label in g.labels])
+            batch = batch.replace(rewards=labels, scored=torch.ones_like(labels).bool())
+        if not self.ref_logprobs:
+            return batch
+        known = torch.zeros_like(batch.input_ids, dtype=torch.float32)
+        for i, key in enumerate(batch.row_keys.tolist()):
+            values = self.ref_logprobs[key]
+            start = int(batch.prompt_lengths[i])
+            known[i, start : start + len(values)] = values
+        return batch.replace(ref_logprobs=known)

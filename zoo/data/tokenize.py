@@ -1,0 +1,317 @@
+"""Between text and token ids: prompts, completions to imitate, stop tokens, truncation.
+
+The boundary of prompt and completion is a position in a list of ids, never a place in a text: a
+prompt is rendered once, and a completion to imitate is accepted only if the ids of the whole begin
+with the ids of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from zoo.types import Prompt
+
+Row = tuple[list[int], list[int]]  # ids of the prompt, ids of the completion
+
+
+class Truncation(StrEnum):
+    """Which end of prompt + completion survives when a row is too long."""
+
+    keep_start = "keep_start"
+    keep_end = "keep_end"
+
+
+# prompts -----------------------------------------------------------------------------------------
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt, ready to be continued.
+
+    Turns go through the tokenizer's chat template with its generation prompt, so that exactly one
+    assistant header stands at the end; without a template their texts are joined by blank lines.
+    A raw text gets what the tokenizer puts in front of texts (one BOS at most).
+
+    Raises:
+        ValueError: nothing to read (no text, no turns, no tokens), a prompt that ends with an
+            assistant's turn, or a template that writes the assistant's header twice.
+    """
+    return _render(tokenizer, [prompt])[0]
+
+
+def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts with `token_ids` filled in, by `render_prompt`; all at once, so it is fast."""
+    prompts = list(prompts)
+    ids = _render(tokenizer, prompts)
+    return [replace(p, token_ids=tuple(i)) for p, i in zip(prompts, ids, strict=True)]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in prompts]
+    chats, texts = [], []
+    for index, prompt in enumerate(prompts):
+        turns = prompt.messages
+        if not any(turn.get("content") for turn in turns) and not prompt.text:
+            raise ValueError(
+                f"prompt {prompt.id!r} is empty: the model would have nothing to continue. "
+                "Give it a text or a user's turn."
+            )
+        if turns and turns[-1].get("role") == "assistant":
+            raise ValueError(
+                f"prompt {prompt.id!r} ends with an assistant's turn, so the reply would be a "
+                "second one. End it with a user's turn, or make that turn the completion."
+            )
+        (chats if turns and tokenizer.chat_template else texts).append(index)
+    if chats:
+        rendered = _chat(tokenizer, [prompts[i].messages for i in chats], generation=True)
+        _check_header(tokenizer, prompts[chats[0]])
+        for index, ids in zip(chats, rendered, strict=True):
+            result[index] = ids
+    if texts:
+        encoded = _encode(tokenizer, [plain_text(prompts[i]) for i in texts])
+        for index, ids in zip(texts, encoded, strict=True):
+            result[index] = ids
+    for prompt, ids in zip(prompts, result, strict=True):
+        if not ids:
+            raise ValueError(
+                f"prompt {prompt.id!r} has no tokens: nothing would predict its first completion "
+                "token. Give it more text, or a tokenizer with a BOS token."
+            )
+    return result
+
+
+def plain_text(prompt: Prompt) -> str:
+    """The prompt's text without any template: for base models and for reading."""
+    if prompt.text is not None:
+        return prompt.text
+    return "\n\n".join(turn["content"] for turn in prompt.messages)
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a raw text, with the tokenizer's own BOS, once, also where the text begins with it."""
+    return _encode(tokenizer, [text])[0]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    bos: Any = tokenizer.bos_token
+    if bos:
+        texts = [text.removeprefix(bos) for text in texts]
+    encoded = [list(ids) for ids in tokenizer(texts)["input_ids"]]
+    # Some tokenizers (T5's, BERT's kind) close a text with EOS; after it nothing is continued.
+    eos = tokenizer.eos_token_id
+    return [ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids for ids in encoded]
+
+
+def _chat(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Sequence[dict[str, str]]], generation: bool
+) -> list[list[int]]:
+    conversations = [[dict(turn) for turn in chat] for chat in chats]
+    texts: Any = tokenizer.apply_chat_template(
+        conversations, add_generation_prompt=generation, tokenize=False
+    )
+    # The template writes BOS where the model wants one; the tokenizer must not add another.
+    encoded: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [list(ids) for ids in encoded]
+
+
+def assistant_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the template adds as generation prompt; empty where it adds nothing."""
+    turn = [{"role": "user", "content": "a"}]
+    bare, full = (_chat(tokenizer, [turn], generation)[0] for generation in (False, True))
+    return full[len(bare) :] if full[: len(bare)] == bare else []
+
+
+def _check_header(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
+    header = assistant_header(tokenizer)
+    bare = _chat(tokenizer, [prompt.messages], generation=False)[0]
+    if header and bare[-len(header) :] == header:
+        raise ValueError(
+            f"the chat template writes the assistant's header {tokenizer.decode(header)!r} even "
+            "without a generation prompt, so prompts would end with two. Set model.chat_template "
+            "to one that leaves it out when add_generation_prompt is false."
+        )
+
+
+# where a completion ends -------------------------------------------------------------------------
+
+
+def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token with which the chat template closes an assistant's turn, if it is a special one."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ids = _chat(tokenizer, [turns], generation=False)[0]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    tail: list[int] = []  # what comes after the last ordinary text
+    for token in reversed(ids):
+        decoded: Any = tokenizer.decode([token])
+        if token not in special and decoded.strip():
+            break
+        tail.insert(0, token)
+    return next((token for token in tail if token in special), None)
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> tuple[int, ...]:
+    """Every token that ends a completion, the one to train on first.
+
+    They are: the token that ends an assistant's turn in the chat template, the tokenizer's EOS, and
+    all EOS ids of the model's generation config. Turn end and document end differ in many models;
+    a sampler that knew only one of them would run on after the other.
+
+    Args:
+        tokenizer: of the policy.
+        generation_config: the model's, or None.
+    Raises:
+        ValueError: there is none, so no completion could ever end.
+    """
+    found: list[int] = []
+    configured: Any = getattr(generation_config, "eos_token_id", None)
+    if configured is None or isinstance(configured, int):
+        configured = [configured]
+    own: Any = tokenizer.eos_token_id
+    for token in (turn_end_id(tokenizer), own, *configured):
+        if token is not None and int(token) not in found:
+            found.append(int(token))
+    if not found:
+        raise ValueError(
+            "the tokenizer has no EOS token and the model's generation config names none, so no "
+            "completion could end by itself. Set the tokenizer's eos_token."
+        )
+    return tuple(found)
+
+
+def cut_at_stop(ids: Sequence[int], stop_ids: Collection[int]) -> tuple[list[int], bool]:
+    """The ids up to and including the first stop token, and whether there was one."""
+    for index, token in enumerate(ids):
+        if token in stop_ids:
+            return list(ids[: index + 1]), True
+    return list(ids), False
+
+
+# completions -------------------------------------------------------------------------------------
+
+
+def encode_completion(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str, stop_ids: Sequence[int]
+) -> list[int]:
+    """The token ids of a completion to imitate; they end with the one stop token they hold.
+
+    The prompt and its completion are tokenized together, and the ids after the prompt's are the
+    completion, provided the whole begins with exactly the prompt's ids. Where it does not (a merge
+    across the boundary, a template that rewrites replies), the completion is tokenized apart.
+
+    Args:
+        tokenizer: of the policy.
+        prompt: with or without `token_ids`.
+        text: the completion, without special tokens.
+        stop_ids: from `stop_token_ids`.
+    Returns:
+        ids of the completion alone, at least the stop token.
+    """
+    return encode_completions(tokenizer, [prompt], [text], stop_ids)[0]
+
+
+def encode_completions(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    stop_ids: Sequence[int],
+) -> list[list[int]]:
+    """`encode_completion` for many at once."""
+    missing = [prompt for prompt in prompts if not prompt.token_ids]
+    rendered = iter(_render(tokenizer, missing))
+    prompt_ids = [list(p.token_ids) if p.token_ids else next(rendered) for p in prompts]
+    whole: list[list[int]] = [[] for _ in prompts]
+    chats = [i for i, p in enumerate(prompts) if p.messages and tokenizer.chat_template]
+    if chats:
+        replies = [
+            [*prompts[i].messages, {"role": "assistant", "content": texts[i]}] for i in chats
+        ]
+        for index, ids in zip(chats, _chat(tokenizer, replies, generation=False), strict=True):
+            whole[index] = ids
+    plain = sorted(set(range(len(prompts))) - set(chats))
+    if plain:
+        joined = [plain_text(prompts[i]) + texts[i] for i in plain]
+        for index, ids in zip(plain, _encode(tokenizer, joined), strict=True):
+            whole[index] = ids
+    return [
+        _completion(tokenizer, start, full, text, stop_ids)
+        for start, full, text in zip(prompt_ids, whole, texts, strict=True)
+    ]
+
+
+def _completion(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: list[int],
+    whole: list[int],
+    text: str,
+    stop_ids: Sequence[int],
+) -> list[int]:
+    if whole[: len(prompt_ids)] == prompt_ids:
+        ids, ended = cut_at_stop(whole[len(prompt_ids) :], stop_ids)
+        # Templates may strip or rewrite a reply; what is trained on must say what was given.
+        if decode_completion(tokenizer, ids, stop_ids).strip() == text.strip():
+            return ids if ended else [*ids, stop_ids[0]]
+    apart: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, ended = cut_at_stop(apart, stop_ids)
+    return ids if ended else [*ids, stop_ids[0]]
+
+
+def decode_completion(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop_ids: Collection[int]
+) -> str:
+    """The text before the first stop token, without special tokens, otherwise unchanged."""
+    kept, ended = cut_at_stop(ids, stop_ids)
+    text = tokenizer.decode(
+        kept[:-1] if ended else kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text if isinstance(text, str) else "".join(text)
+
+
+# rows that are too long --------------------------------------------------------------------------
+
+
+def truncate_row(
+    prompt: Sequence[int], completion: Sequence[int], max_length: int, how: Truncation
+) -> Row | None:
+    """A row of at most `max_length` tokens; None when no completion token would be left to train.
+
+    keep_start drops the end of prompt + completion, keep_end its beginning. With keep_end at least
+    one token stays in front as context, because nothing predicts the first token of a row.
+
+    Raises:
+        ValueError: `max_length` below 2.
+    """
+    if max_length < 2:
+        raise ValueError(
+            f"a row needs room for one prompt and one completion token, got max_length="
+            f"{max_length}. Try 512."
+        )
+    row = [*prompt, *completion]
+    start = len(prompt)
+    if len(row) > max_length:
+        if how is Truncation.keep_start:
+            row = row[:max_length]
+        else:
+            start = max(start - (len(row) - max_length), 1)
+            row = row[-max_length:]
+    return (row[:start], row[start:]) if len(row) > start >= 1 else None
+
+
+def truncate_rows(
+    rows: Iterable[Row], max_length: int, how: Truncation
+) -> tuple[list[tuple[int, Row]], int]:
+    """All rows that keep something to train on, with their old index, and how many were dropped."""
+    kept = []
+    dropped = 0
+    for index, (prompt, completion) in enumerate(rows):
+        row = truncate_row(prompt, completion, max_length, how)
+        if row is None:
+            dropped += 1
+        else:
+            kept.append((index, row))
+    return kept, dropped

@@ -1,0 +1,197 @@
+"""wandb as a sink of the record: offline by default, one step axis, never the end of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MODES = ("offline", "online", "disabled")
+SECONDS_TO_CONNECT = 15.0
+SECONDS_TO_FINISH = 60.0
+ROWS_OF_A_TABLE = 16
+TABLES = 50  # of a run, training completions and evaluation samples together
+CHARACTERS_OF_A_CELL = 2000
+
+Warn = Callable[[str, str], None]
+
+
+class WandbSink:
+    """Curves and a bounded table of completions in wandb; the run's own files remain the truth.
+
+    The step is logged as a value and is the axis of every curve, so an evaluation of an earlier
+    step that comes late is kept: wandb drops values only when its own counter goes backwards.
+    Whatever wandb raises becomes one warning, and the run goes on without it.
+
+    Args:
+        run_dir: wandb writes below `run_dir/wandb`; `run_dir/wandb_id.txt` keeps the run's id.
+        mode: "offline", "online" (falls back to offline after 15 s) or "disabled".
+        project: wandb's project.
+        title: wandb's name of the run.
+        config: shown beside the curves.
+        resumed: keep the id of the run before. Its offline files are deleted: they lost their tail
+            when the run was killed, and the caller logs the whole history again (`starts_empty`).
+        warn: called with (kind, message).
+    Raises:
+        ValueError: an unknown mode.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        mode: str,
+        project: str,
+        title: str,
+        config: Mapping[str, Any],
+        resumed: bool,
+        warn: Warn,
+    ):
+        if mode not in MODES:
+            raise ValueError(f"measure.wandb must be one of {', '.join(MODES)}, got {mode!r}")
+        self._warn = warn
+        self._run: Any = None
+        self._tables = 0
+        self._wandb: Any = None
+        self.starts_empty = False
+        if mode == "disabled":
+            return
+        with self._guard():
+            import wandb  # half a second, and not needed when disabled
+
+            self._wandb = wandb
+            run_id = _run_id(run_dir, resumed)
+            common = {
+                "project": project,
+                "name": title,
+                "group": run_dir.parent.name or None,
+                "dir": str(run_dir),
+                "id": run_id,
+                "config": dict(config),
+            }
+            if mode == "online":
+                self._run = self._connect(common)
+            if self._run is None:
+                # Each offline file stands for the whole run: one file to sync, no step twice.
+                for old in (run_dir / "wandb").glob(f"offline-run-*-{run_id}"):
+                    shutil.rmtree(old, ignore_errors=True)
+                self._run = wandb.init(mode="offline", settings=_settings(wandb), **common)
+                self.starts_empty = True
+            self._run.define_metric("step", hidden=True)
+            self._run.define_metric("*", step_metric="step")
+
+    @property
+    def active(self) -> bool:
+        return self._run is not None
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Log the finite numbers among `values` at `step`, in any order of steps."""
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        if self._run is None or not numbers:
+            return
+        with self._guard():
+            self._run.log({**numbers, "step": step})
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log the first 16 rows as a table; after 50 tables of a run nothing more is kept."""
+        if self._run is None or not rows or self._tables >= TABLES:
+            return
+        self._tables += 1
+        columns = list(rows[0])
+        with self._guard():
+            cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+            table = self._wandb.Table(columns=columns, data=cells[:ROWS_OF_A_TABLE])
+            self._run.log({name: table, "step": step})
+
+    def close(self, exit_code: int = 0) -> None:
+        if self._run is not None:
+            with self._guard():
+                self._run.finish(exit_code=exit_code)
+            self._run = None
+
+    def _connect(self, common: Mapping[str, Any]) -> Any:
+        """An online run, or None with one warning."""
+        wandb = self._wandb
+        try:
+            wandb.setup(settings=_settings(wandb))
+            if not _has_key(wandb):  # wandb would ask on the terminal and wait for an answer
+                raise ConnectionError("no API key is configured (`wandb login`)")
+            return wandb.init(mode="online", resume="allow", settings=_settings(wandb), **common)
+        except Exception as error:
+            self._warn(
+                "wandb",
+                f"measure.wandb=online did not connect within {SECONDS_TO_CONNECT:.0f} s "
+                f"({_short(error)}). Logging offline into {common['dir']}/wandb; send it later "
+                "with `wandb sync`.",
+            )
+            wandb.teardown()  # its process holds on to the id of the run that failed
+            return None
+
+    @contextlib.contextmanager
+    def _guard(self):
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            self._warn(
+                "wandb",
+                f"wandb failed ({_short(error)}). The run goes on without it; its own files are "
+                "complete. measure.wandb=disabled turns wandb off.",
+            )
+
+
+def _settings(wandb: Any) -> Any:
+    """Nothing of wandb on the terminal, and nothing collected that the run records itself."""
+    wanted = {
+        "console": "off",
+        "silent": True,
+        "quiet": True,
+        "disable_git": True,
+        "disable_code": True,
+        "save_code": False,
+        "disable_job_creation": True,
+        "x_disable_stats": True,
+        "x_disable_meta": True,
+        "x_disable_machine_info": True,
+        "init_timeout": SECONDS_TO_CONNECT,
+        "login_timeout": SECONDS_TO_CONNECT,
+        "finish_timeout": SECONDS_TO_FINISH,
+        "finish_timeout_raises": False,
+    }
+    known = wandb.Settings.model_fields  # they come and go between versions
+    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _has_key(wandb: Any) -> bool:
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except TypeError:  # versions that cannot be told not to ask
+        return bool(wandb.api.api_key)
+
+
+def _run_id(run_dir: Path, resumed: bool) -> str:
+    file = run_dir / "wandb_id.txt"
+    if resumed and file.exists() and (known := file.read_text().strip()):
+        return known
+    fresh = uuid.uuid4().hex[:8]  # the operating system's randomness: training's is untouched
+    file.write_text(fresh + "\n")
+    return fresh
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, int | float | bool):
+        return value
+    return str(value)[:CHARACTERS_OF_A_CELL]
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,52 @@
+"""The critic: a backbone of its own with a scalar head that starts at zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zoo.batch import Batch
+from zoo.models.policy import disable_dropout, over_mask, trained_positions
+
+
+@dataclass(frozen=True)
+class CriticOutput:
+    values: Tensor  # [B, T] float32; values[b, t] is the value of the prefix before token t
+    final: Tensor  # [B] float32: value after the last token, to bootstrap truncated rows
+
+
+class Critic(nn.Module):
+    """Value of each prefix.
+
+        values[b, t] = w · h[b, t−1] + b₀,   final[b] = w · h[b, length−1] + b₀
+
+    The value of token t is read before it, so it cannot depend on the action it judges. The head
+    starts at zero: at the start every advantage is the reward itself.
+    """
+
+    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        disable_dropout(backbone)
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> CriticOutput:
+        hidden = self.backbone(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask.long(),
+            use_cache=False,
+        ).last_hidden_state
+        rows, columns = trained_positions(batch)
+        last = hidden[torch.arange(batch.n_rows, device=batch.device), batch.lengths - 1]
+        # One call of the head for both, so that DDP sees one forward of each parameter.
+        read = torch.cat([hidden[rows, columns - 1], last])
+        scores = torch.nn.functional.linear(
+            read.float(), self.head.weight.float(), self.head.bias.float()
+        ).squeeze(-1)
+        return CriticOutput(
+            values=over_mask(scores[: rows.numel()], batch), final=scores[rows.numel() :]
+        )

@@ -1,0 +1,164 @@
+"""Models and tokenizers from a hub name, a folder, a GGUF file, or a description from scratch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from zoo.config import ConfigError, ModelConfig
+from zoo.seeds import derive_seed
+
+
+def cache_folder() -> Path:
+    """Where zoo keeps what it can rebuild: $ZOO_CACHE, else ~/.cache/zoo."""
+    return Path(os.environ.get("ZOO_CACHE", "~/.cache/zoo")).expanduser()
+
+
+def check_model_config(config: ModelConfig) -> None:
+    """Refuse a model section that cannot load, before anything does.
+
+    Raises:
+        ConfigError: no tokenizer or model_type for a model from scratch, or a path that is absent.
+    """
+    if config.architecture is not None:
+        if "model_type" not in config.architecture:
+            raise ConfigError(
+                "model.architecture has no model_type; say which transformers architecture to "
+                "build, for example model.architecture.model_type=llama."
+            )
+        if config.tokenizer is None:
+            raise ConfigError(
+                "model.architecture builds an untrained model, so model.tokenizer must name a "
+                "tokenizer: a hub name, a folder, or arithmetic."
+            )
+    if config.path is not None and looks_local(config.path):
+        path = Path(config.path).expanduser()
+        if not path.exists():
+            raise ConfigError(
+                f"model.path={config.path} does not exist. Give a folder with config.json, a "
+                ".gguf file, or a hub name such as HuggingFaceTB/SmolLM2-135M-Instruct."
+            )
+        if path.is_dir() and not (path / "config.json").exists():
+            raise ConfigError(
+                f"model.path={config.path} is a folder without config.json, so no transformers "
+                "model. A finished run keeps its policy in the folder policy/ of the run."
+            )
+
+
+def looks_local(path: str) -> bool:
+    """Whether a model path can only be a local one (a hub name is owner/name)."""
+    return path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the model."""
+    name = config.tokenizer or config.path
+    if name == "arithmetic":
+        from zoo.data.tokenizer import arithmetic_tokenizer
+
+        tokenizer: Any = arithmetic_tokenizer()
+    elif name is not None and name.endswith(".gguf"):
+        file = Path(name).expanduser()
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    else:
+        assert name is not None
+        tokenizer = _from_hub(AutoTokenizer, name, config)
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # harmless: masks come from lengths
+    return tokenizer
+
+
+def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
+    """The causal LM, on the CPU, in `config.dtype`, gradients on, dropout untouched.
+
+    Raises:
+        ConfigError: nothing at the path, or no hub within reach.
+    """
+    dtype = getattr(torch, config.dtype)
+    if config.architecture is not None:
+        values = dict(config.architecture)
+        described = AutoConfig.for_model(values.pop("model_type"), **values)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "initial weights"))
+            model = AutoModelForCausalLM.from_config(
+                described, dtype=dtype, attn_implementation=config.attention
+            )
+    elif config.path is not None and config.path.endswith(".gguf"):
+        model = load_gguf(Path(config.path).expanduser(), dtype, config.attention)
+    else:
+        assert config.path is not None
+        model = _from_hub(
+            AutoModelForCausalLM,
+            config.path,
+            config,
+            dtype=dtype,
+            attn_implementation=config.attention,
+        )
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """A GGUF file as an ordinary model that `save_pretrained` can write.
+
+    transformers marks a model read from GGUF as quantized and then refuses to save it, so its
+    weights are copied into a model built from the same configuration without the mark.
+    """
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    values = read.config.to_dict()
+    values.pop("quantization_config", None)
+    clean = type(read.config).from_dict(values)
+    model = AutoModelForCausalLM.from_config(clean, dtype=dtype, attn_implementation=attention)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.tie_weights()
+    return model
+
+
+def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> Any:
+    path = Path(name).expanduser()
+    try:
+        return factory.from_pretrained(
+            path if path.exists() else name,
+            revision=config.revision or "main",
+            trust_remote_code=config.trust_remote_code,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConfigError(
+            f"model {name!r} could not be loaded: {reason}\n"
+            f"Check the name and the network, give a local folder with model.path=FOLDER{hint}."
+        ) from error
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """Short hash of all parameters and buffers: two models with one hash give one log-prob."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        data = tensor.detach().cpu().contiguous()
+        digest.update(data.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """An ordinary transformers folder: model, tokenizer, generation settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,78 @@
+"""The models of a run, and no-gradient passes over them in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.batch import Batch
+
+
+@dataclass
+class Models:
+    """Modules by role; a role that the algorithm does not need is None.
+
+    `policy` and `critic` may be wrapped (DDP); call them, do not reach inside. `state` holds an
+    algorithm's own floats across steps (adaptive KL).
+    """
+
+    policy: Any  # Policy(Batch) → PolicyOutput
+    reference: Any = None  # Policy, frozen
+    critic: Any = None  # Critic(Batch) → CriticOutput
+    reward_model: Any = None  # RewardModel(Batch) → scores [B]
+    state: dict[str, float] = field(default_factory=dict)
+    micro_batch_tokens: int = 8192
+
+    def trainable(self, roles: tuple[str, ...]) -> dict[str, nn.Module]:
+        return {role: getattr(self, role) for role in roles}
+
+    @torch.no_grad()
+    def in_micro_batches(
+        self, batch: Batch, forward: Callable[[Batch], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """`forward` over micro-batches of `batch`; [b, t] outputs are padded and joined."""
+        parts = batch.micro_batches_needed(self.micro_batch_tokens, rows_coupled=False)
+        width = batch.input_ids.shape[1]
+        outputs: list[tuple[Tensor, ...]] = []
+        for piece in batch.split(parts, rows_coupled=False):
+            outputs.append(tuple(_widen(value, width) for value in forward(piece)))
+        return tuple(torch.cat(values) for values in zip(*outputs, strict=True))
+
+    def policy_logprobs(self, batch: Batch) -> Tensor:
+        """[B, T] log-probs of the policy, without gradient."""
+        return self.in_micro_batches(batch, lambda b: (self.policy(b).logprobs,))[0]
+
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """[B, T] log-probs of the reference; those the batch already carries are kept.
+
+        Raises:
+            ValueError: no reference is loaded and the batch has none.
+        """
+        if batch.ref_logprobs is not None:
+            return batch.ref_logprobs
+        if self.reference is None:
+            raise ValueError(
+                "the algorithm reads reference log-probs but its `needs.reference` is False, "
+                "so no reference was loaded. Return Needs(reference=True) from `needs`."
+            )
+        return self.in_micro_batches(batch, lambda b: (self.reference(b).logprobs,))[0]
+
+    def critic_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """values [B, T] before each token and final [B] after the last, without gradient."""
+
+        def forward(piece: Batch) -> tuple[Tensor, ...]:
+            out = self.critic(piece)
+            return out.values, out.final
+
+        values, final = self.in_micro_batches(batch, forward)
+        return values, final
+
+
+def _widen(value: Tensor, width: int) -> Tensor:
+    if value.dim() < 2 or value.shape[1] == width:
+        return value
+    return torch.nn.functional.pad(value, (0, width - value.shape[1]))

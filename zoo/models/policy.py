@@ -1,0 +1,120 @@
+"""The policy: any transformers causal LM as `Policy(Batch) → log-probs of completion tokens`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from zoo.batch import Batch
+from zoo.models.head import chunked_logprobs
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    logprobs: Tensor  # [B, T] float32; 0 without gradient outside completion_mask
+    entropy: Tensor  # [B, T] float32, detached
+
+
+def disable_dropout(module: nn.Module) -> None:
+    """Set every dropout probability to 0: with it on, ratios and KL are noise."""
+    for child in module.modules():
+        if isinstance(child, nn.Dropout):
+            child.p = 0.0
+        if isinstance(getattr(child, "attention_dropout", None), float):
+            child.attention_dropout = 0.0  # pyright: ignore
+
+
+def trained_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(row, column) [M] of each token under training; its predictor sits one column earlier."""
+    rows, columns = batch.completion_mask.nonzero(as_tuple=True)
+    return rows, columns
+
+
+def over_mask(values: Tensor, batch: Batch) -> Tensor:
+    """[M] values at the trained positions → [B, T], 0 elsewhere, with gradient."""
+    full = values.new_zeros(batch.input_ids.shape)
+    return full.masked_scatter(batch.completion_mask, values)
+
+
+class Policy(nn.Module):
+    """Log-probs and entropy of a causal LM at completion positions.
+
+        logprobs[b, t] = log softmax(logits[b, t−1] / temperature)[input_ids[b, t]]
+
+    Only hidden states at completion positions reach the head, in chunks: no [B, T, V] tensor is
+    kept. Dropout is off, so old and new log-probs of one policy are equal.
+    """
+
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
+        super().__init__()
+        disable_dropout(model)
+        self.model = model
+        self.temperature = temperature
+        self.with_entropy = True
+        config = model.config
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.logit_scale = float(getattr(config, "logit_scale", None) or 1.0)
+        self.logit_scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.model.base_model
+
+    def forward(self, batch: Batch) -> PolicyOutput:
+        hidden = self.backbone(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask.long(),
+            use_cache=False,
+        ).last_hidden_state
+        rows, columns = trained_positions(batch)
+        head: nn.Linear = self.model.get_output_embeddings()  # pyright: ignore
+        logprobs, entropy = chunked_logprobs(
+            hidden[rows, columns - 1],
+            head.weight,
+            head.bias,
+            batch.input_ids[rows, columns],
+            scale=self.logit_scale / self.temperature,
+            softcap=self.softcap,
+            with_entropy=self.with_entropy,
+        )
+        return PolicyOutput(over_mask(logprobs, batch), over_mask(entropy, batch))
+
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Refuse a model whose head is not the linear map (and cap, scale) that we recompute.
+
+        Raises:
+            ValueError: the chunked log-probs of eight tokens differ from the model's own logits.
+        """
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        ids = (torch.arange(8, device=self.model.device) * 7 + 1) % vocabulary
+        ids = rearrange(ids, "t -> 1 t")
+        ones = torch.ones_like(ids)
+        mask = ones.bool().clone()
+        mask[:, 0] = False
+        batch = Batch(
+            input_ids=ids,
+            attention_mask=ones.bool(),
+            completion_mask=mask,
+            prompt_lengths=ones[:, 0],
+            group_size=1,
+            prompt_ids=("probe",),
+            row_keys=ids[:, 0],
+            truncated=mask[:, 0],
+        )
+        ours = self(batch).logprobs[0, 1:]
+        logits = self.model(input_ids=ids, attention_mask=ones, use_cache=False).logits[0, :-1]
+        theirs = (logits.float() / self.temperature).log_softmax(-1)
+        theirs = theirs.gather(1, ids[0, 1:, None]).squeeze(1)
+        gap = float((ours - theirs).abs().max())
+        tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.25
+        if not gap < tolerance:
+            raise ValueError(
+                f"{type(self.model).__name__}: log-probs from its head differ by {gap:.3g} nats "
+                "from its own logits, so its head is not linear in the last hidden state. zoo "
+                "supports linear heads with an optional soft cap and scale; use another model."
+            )

@@ -1,0 +1,64 @@
+"""A start that a recipe makes: built once by an ordinary run, kept in the cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from zoo.config import ConfigError, ModelConfig
+from zoo.models.loading import cache_folder
+
+# Left over from a launcher of several processes; the recipe is one process of its own.
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "ZOO_RUN_DIR_FILE",
+)
+
+
+def resolve_start(config: ModelConfig, task: Any = None) -> ModelConfig:
+    """The model section with `recipe` replaced by the folder that the recipe's run made.
+
+    The recipe is an experiment: `zoo experiment=NAME`, run in a process of its own, its folder
+    named by the experiment and the hash of its configuration, behind a file lock.
+
+    Raises:
+        ConfigError: the recipe's run failed.
+    """
+    if config.recipe is None:
+        return config
+    folder = build_recipe(config.recipe)
+    return replace(config, recipe=None, path=str(folder), tokenizer=None)
+
+
+def build_recipe(name: str) -> Path:
+    """The policy folder of a recipe, made now if it is not in the cache."""
+    home = cache_folder() / "models"
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(home / f"{name}.lock")):
+        pointer = home / f"{name}.run"
+        environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        environment["ZOO_RUN_DIR_FILE"] = str(pointer)
+        overrides = [f"experiment={name}", f"output={home}", "measure.wandb=disabled"]
+        # A finished run says so and returns at once, so this is also how the folder is found.
+        command = [sys.executable, "-m", "zoo", *overrides]
+        done = subprocess.run(command, env=environment)
+        if done.returncode != 0:
+            raise ConfigError(
+                f"model.recipe={name} could not be built: `zoo {' '.join(overrides)}` ended with "
+                f"status {done.returncode}; its messages stand above."
+            )
+        run_dir = Path(pointer.read_text(encoding="utf-8").strip())
+    policy = run_dir / "policy"
+    if not (policy / "config.json").exists():
+        raise ConfigError(f"model.recipe={name} made no policy in {policy}. Delete {run_dir}.")
+    return policy

@@ -1,0 +1,143 @@
+"""What a reader must know before believing a comparison: unequal conditions and reward hacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from zoo.functional.statistics import paired_bootstrap
+from zoo.report.runs import LAST_STEPS, Arm, Evaluation, Measure, Run, RunStatus
+
+BUDGET_TOLERANCE = 0.10  # relative difference of completions at which budgets are called unequal
+TRUNCATED = 0.5  # share of truncated completions above which the limit of new tokens is too small
+GUARD_RISE = 0.10  # relative rise of the guard's perplexity
+
+
+def concerns(arms: Sequence[Arm]) -> list[str]:
+    """One sentence for each reason to doubt, the gravest first; empty if there is none."""
+    return [
+        *_reward_against_independent(arms),
+        *_unequal_starts(arms),
+        *_incomplete(arms),
+        *_unequal_budgets(arms),
+        *_unequal_conditions(arms),
+        *_per_run(arms),
+    ]
+
+
+def _reward_against_independent(arms: Sequence[Arm]) -> list[str]:
+    found = []
+    for run in _finished(arms):
+        values = [value for _, value in run.series("reward/total")]
+        first, last = run.evaluation("independent", first=True), run.evaluation("independent")
+        if len(values) < 2 * LAST_STEPS or first is None or last is None:
+            continue
+        before, after = values[:LAST_STEPS], values[-LAST_STEPS:]
+        # Two standard errors of the difference of the two means of ten steps.
+        noise = 2 * ((stdev(before) ** 2 + stdev(after) ** 2) / LAST_STEPS) ** 0.5
+        rise = fmean(after) - fmean(before)
+        fall = _change(first, last)
+        if rise > noise and fall is not None and fall[2] < 0:
+            found.append(
+                f"{_name(arms, run)}: the reward rose by {rise:.3g} while accuracy on the "
+                f"independent set FELL by {-100 * fall[0]:.1f} points (95 % interval "
+                f"{-100 * fall[2]:.1f} to {-100 * fall[1]:.1f}). Read its completions: the policy "
+                "may satisfy the verifier instead of solving the problem."
+            )
+    return found
+
+
+def _change(first: Evaluation, last: Evaluation) -> tuple[float, float, float] | None:
+    before, after = first.per_problem(Measure.accuracy), last.per_problem(Measure.accuracy)
+    common = [name for name in after if name in before]
+    if not common:
+        return None
+    return paired_bootstrap([after[n] for n in common], [before[n] for n in common])
+
+
+def _unequal_starts(arms: Sequence[Arm]) -> list[str]:
+    hashes: dict[str, list[str]] = {}
+    for arm in arms:
+        for value in {run.start_hash for run in arm.runs if run.start_hash}:
+            hashes.setdefault(value, []).append(arm.label)
+    if len(hashes) < 2:
+        return []
+    parts = "; ".join(f"{value[:8]}: {', '.join(labels)}" for value, labels in hashes.items())
+    return [f"The arms did not begin from one start ({parts}): differences may come from that."]
+
+
+def _incomplete(arms: Sequence[Arm]) -> list[str]:
+    found = []
+    for arm in arms:
+        for run in arm.runs:
+            if run.status is not RunStatus.finished:
+                last = run.error.strip().splitlines()[-1:]
+                reason = f" ({last[0]})" if last and run.status is RunStatus.failed else ""
+                found.append(
+                    f"{arm.label}, seed {run.seed}: {run.progress()}{reason}; "
+                    "its numbers are left out."
+                )
+    return found
+
+
+def _unequal_budgets(arms: Sequence[Arm]) -> list[str]:
+    spent = {}
+    for arm in arms:
+        values = [run.total("completions") for run in arm.finished]
+        known = [value for value in values if value]
+        if known and not arm.untrained:
+            spent[arm.label] = fmean(known)
+    if len(spent) < 2 or max(spent.values()) <= (1 + BUDGET_TOLERANCE) * min(spent.values()):
+        return []
+    parts = ", ".join(f"{label} {value:,.0f}" for label, value in spent.items())
+    return [f"The arms sampled unequal numbers of completions: {parts}."]
+
+
+def _unequal_conditions(arms: Sequence[Arm]) -> list[str]:
+    runs = _finished(arms)
+    found = []
+    commits = {str(run.meta["commit"])[:10] for run in runs if run.meta.get("commit")}
+    if len(commits) > 1:
+        found.append(f"The runs come from {len(commits)} commits: {', '.join(sorted(commits))}.")
+    if any(run.meta.get("dirty") for run in runs):
+        found.append("Some runs come from a checkout with uncommitted changes.")
+    machines = {
+        (run.meta.get("device"), str((run.meta.get("machine") or {}).get("cpu"))) for run in runs
+    }
+    if len(machines) > 1:
+        found.append("The runs come from different machines: their seconds do not compare.")
+    return found
+
+
+def _per_run(arms: Sequence[Arm]) -> list[str]:
+    found = []
+    for run in _finished(arms):
+        name = _name(arms, run)
+        last = run.evaluation("heldout")
+        truncated = last.number("truncated") if last is not None else None
+        if truncated is not None and truncated > TRUNCATED:
+            found.append(
+                f"{name}: {100 * truncated:.0f} % of the held-out completions were cut off by the "
+                "limit of new tokens; raise rollout.max_new_tokens."
+            )
+        first, last = run.evaluation("guard", first=True), run.evaluation("guard")
+        before = first.number("perplexity") if first is not None else None
+        after = last.number("perplexity") if last is not None else None
+        if before and after and after > (1 + GUARD_RISE) * before:
+            found.append(
+                f"{name}: the guard's perplexity rose from {before:.3g} to {after:.3g}: "
+                "training cost general ability."
+            )
+        skipped = run.total("skipped_updates") or sum(v for _, v in run.series("skipped_updates"))
+        if skipped:
+            found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
+    return found
+
+
+def _finished(arms: Sequence[Arm]) -> list[Run]:
+    return [run for arm in arms for run in arm.finished]
+
+
+def _name(arms: Sequence[Arm], run: Run) -> str:
+    label = next(arm.label for arm in arms if any(r is run for r in arm.runs))
+    return f"{label}, seed {run.seed}"

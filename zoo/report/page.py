@@ -1,0 +1,263 @@
+"""One HTML file that holds a whole comparison: it can be mailed, archived and opened offline."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from zoo.report.figures import colours, save
+from zoo.report.runs import Arm, Run
+from zoo.report.tables import (
+    CAPTION,
+    DIFFERENCES_CAPTION,
+    Column,
+    Comparison,
+    Estimate,
+    block_title,
+    blocks,
+    p_values,
+    points,
+    seeds_text,
+)
+
+EXAMPLES = 6  # problems shown for each arm
+
+
+def page(
+    title: str,
+    arms: Sequence[Arm],
+    comparison: Comparison,
+    concerns: Sequence[str],
+    figures: Sequence[Figure],
+    record: dict[str, Any],
+) -> str:
+    """The page as text, without a reference to anything outside it."""
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        _provenance_line(record),
+        _concerns(concerns),
+        "<h2>Results</h2>",
+        *(_image(figure) for figure in figures[:1]),
+        *(_block(comparison, block) for block in blocks(comparison)),
+        f"<p class=note>{escape(CAPTION)}</p>",
+        _differences(comparison),
+        "<h2>More figures</h2>" if figures[1:] else "",
+        *(_image(figure) for figure in figures[1:]),
+        "<h2>Completions to read</h2>",
+        "<p class=note>The same held-out problems before training and after it, sampled at T = 1 "
+        "from the first seed.</p>",
+        *(_examples(arm, colours(arms)[arm.label]) for arm in arms if not arm.untrained),
+        "<h2>Configuration</h2>",
+        _settings(arms),
+        *(_config(arm) for arm in arms),
+        "<h2>Where this comes from</h2>",
+        _provenance(arms, record),
+    ]
+    body = "\n".join(section for section in sections if section)
+    return (
+        "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
+        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+STYLE = """
+:root { color-scheme: light; }
+body { margin: 0; background: #fafafa; color: #222;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 28px 64px; background: #fff; }
+h1 { font-size: 26px; margin: 8px 0; } h2 { font-size: 20px; margin: 40px 0 8px; }
+h3 { font-size: 16px; margin: 24px 0 6px; }
+.note { color: #666; font-size: 13px; max-width: 80ch; }
+.concerns { border-left: 4px solid #D55E00; background: #fff4ec; padding: 8px 16px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: 16px 0 4px; }
+th, td { padding: 5px 12px 5px 0; text-align: right; vertical-align: top;
+  border-bottom: 1px solid #eee; }
+th { font-weight: 600; color: #555; border-bottom-color: #bbb; }
+th:first-child, td:first-child, td.left, th.left { text-align: left; }
+td small { display: block; color: #777; font-size: 12px; }
+tr.same td { color: #999; }
+img { max-width: 100%; height: auto; display: block; margin: 16px 0; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 2px 0; font-size: 13px;
+  font-family: ui-monospace, Menlo, Consolas, monospace; }
+.example { border-top: 1px solid #eee; padding: 8px 0; }
+.example .two { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
+.right { color: #00704f; } .wrong { color: #b34700; }
+details { margin: 6px 0; } summary { cursor: pointer; }
+"""
+
+
+def _provenance_line(record: dict[str, Any]) -> str:
+    commit = str(record.get("commit") or "unknown")[:10]
+    dirty = " with uncommitted changes" if record.get("dirty") else ""
+    machine = record.get("machine") or {}
+    where = f"{machine.get('gpu') or machine.get('cpu') or 'unknown processor'}"
+    if machine.get("cores"):
+        where += f", {machine['cores']} cores"
+    return (
+        f"<p class=note><code>{escape(str(record.get('command', '')))}</code><br>"
+        f"commit {escape(commit)}{dirty} · {escape(where)}</p>"
+    )
+
+
+def _concerns(concerns: Sequence[str]) -> str:
+    if not concerns:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in concerns)
+    return f"<div class=concerns><strong>Read this first</strong><ul>{items}</ul></div>"
+
+
+def _image(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    save(figure, buffer)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    title = figure.texts[0].get_text() if figure.texts else "figure"
+    return f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
+
+
+def _block(comparison: Comparison, block: str) -> str:
+    columns = [column for column in comparison.columns if column.block == block]
+    head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
+    rows = []
+    for row in comparison.rows:
+        cells = "".join(_cell(column, row.estimates[column.key]) for column in columns)
+        label = f"{escape(row.label)}<small>{escape(seeds_text(row))}</small>"
+        rows.append(f"<tr><td>{label}</td>{cells}</tr>")
+    return (
+        f"<div class=scroll><table><caption>{escape(block_title(block))}</caption>"
+        f"<tr><th></th>{head}</tr>{''.join(rows)}</table></div>"
+    )
+
+
+def _cell(column: Column, e: Estimate) -> str:
+    if e.value is None:
+        return "<td>–</td>"
+    text = escape(column.show(e.value))
+    if e.problems is not None:
+        text += f"<small>[{column.show(e.problems[0])}, {column.show(e.problems[1])}]</small>"
+    if e.seeds is not None and e.seeds[0] != e.seeds[1]:
+        text += f"<small>({column.show(e.seeds[0])}, {column.show(e.seeds[1])})</small>"
+    return f"<td>{text}</td>"
+
+
+def _differences(comparison: Comparison) -> str:
+    if not comparison.differences:
+        return ""
+    rows = "".join(
+        f"<tr{' class=same' if d.verdict == 'no difference' else ''}>"
+        f"<td>{escape(d.first)} − {escape(d.second)}</td><td class=left>{escape(d.set)}</td>"
+        f"<td>{escape(points(d))}</td><td class=left>{escape(d.verdict)}</td>"
+        f"<td>{escape(p_values(d))}</td></tr>"
+        for d in comparison.differences
+    )
+    return (
+        "<div class=scroll><table><caption>Differences</caption><tr><th></th><th class=left>set"
+        "</th><th>points</th><th class=left>verdict</th><th>McNemar p</th></tr>"
+        f"{rows}</table></div><p class=note>{escape(DIFFERENCES_CAPTION)}</p>"
+    )
+
+
+def _examples(arm: Arm, colour: str) -> str:
+    head = f'<h3 style="color:{colour}">{escape(arm.label)}</h3>'
+    if not arm.finished:
+        return head + "<p class=note>No finished run.</p>"
+    samples = [row for row in arm.finished[0].samples() if row.get("set") == "heldout"]
+    first = _by_problem(row for row in samples if row["step"] == 0)
+    last_step = max((row["step"] for row in samples), default=0)
+    last = _by_problem(row for row in samples if row["step"] == last_step)
+    common = [name for name in last if name in first][:EXAMPLES]
+    if last_step == 0 or not common:
+        return head + "<p class=note>No completions of one problem before and after.</p>"
+    return head + "".join(_example(first[name], last[name]) for name in common)
+
+
+def _by_problem(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(str(row.get("prompt_id")), row)
+    return found
+
+
+def _example(first: dict[str, Any], last: dict[str, Any]) -> str:
+    sides = "".join(
+        f"<div><span class={'right' if row.get('score') else 'wrong'}>{when}: "
+        f"{escape(str(row.get('reason') or ('right' if row.get('score') else 'wrong')))}</span>"
+        f"<pre>{escape(str(row.get('text', '')))}</pre></div>"
+        for when, row in (("before", first), (f"step {last['step']}", last))
+    )
+    answer = f" <small>(answer: {escape(str(last['answer']))})</small>" if "answer" in last else ""
+    return (
+        f"<div class=example><pre>{escape(str(last.get('prompt', '')))}</pre>{answer}"
+        f"<div class=two>{sides}</div></div>"
+    )
+
+
+def _settings(arms: Sequence[Arm]) -> str:
+    """The settings in which the arms differ."""
+    flat = {arm.label: _flat(arm.runs[0].config) for arm in arms}
+    keys = list(dict.fromkeys(key for values in flat.values() for key in values))
+    ignored = ("name", "seed", "output", "experiment")
+    different = [
+        key
+        for key in keys
+        if key not in ignored and len({str(v.get(key, "–")) for v in flat.values()}) > 1
+    ]
+    if not different or len(arms) < 2:
+        return ""
+    head = "".join(f"<th class=left>{escape(arm.label)}</th>" for arm in arms)
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td>"
+        + "".join(f"<td class=left>{escape(str(flat[a.label].get(key, '–')))}</td>" for a in arms)
+        + "</tr>"
+        for key in different
+    )
+    return (
+        "<div class=scroll><table><caption>Settings in which the arms differ</caption>"
+        f"<tr><th></th>{head}</tr>{rows}</table></div>"
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _config(arm: Arm) -> str:
+    text = yaml.safe_dump(arm.runs[0].config, sort_keys=False, allow_unicode=True)
+    return (
+        f"<details><summary>{escape(arm.label)}: all settings</summary>"
+        f"<pre>{escape(text)}</pre></details>"
+    )
+
+
+def _provenance(arms: Sequence[Arm], record: dict[str, Any]) -> str:
+    text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+    runs = "".join(
+        f"<tr><td>{escape(arm.label)}</td><td>{run.seed}</td><td class=left>{run.progress()}</td>"
+        f"<td class=left><code>{escape(_command(run))}</code></td></tr>"
+        for arm in arms
+        for run in arm.runs
+    )
+    return (
+        f"<pre>{escape(text)}</pre><div class=scroll><table><tr><th>arm</th><th>seed</th>"
+        f"<th class=left>status</th><th class=left>command</th></tr>{runs}</table></div>"
+    )
+
+
+def _command(run: Run) -> str:
+    arguments = [str(a) for a in run.meta.get("argv") or []]
+    return " ".join(["zoo", *arguments[1:]])

@@ -1,0 +1,347 @@
+"""Run folders read into plain dataclasses: the only thing a comparison knows about a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from zoo.functional.rewards import pass_at_k
+
+LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
+
+
+class RunStatus(StrEnum):
+    finished = "finished"
+    failed = "failed"
+    unfinished = "unfinished"  # running, killed or interrupted: the folder does not say which
+
+
+class Measure(StrEnum):
+    """What one evaluation says about each problem."""
+
+    accuracy = "accuracy"  # share of the sampled completions that are right, at T = 1
+    greedy = "greedy"  # whether the greedy completion is right
+    pass_k = "pass@k"  # chance that one of k samples is right
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of evals.jsonl: one set of problems or texts, at one step."""
+
+    step: int
+    set: str
+    kind: str  # "accuracy" or "perplexity"
+    seed: int
+    record: dict[str, Any] = field(repr=False)
+
+    def number(self, key: str) -> float | None:
+        """A number of the record, or None where there is none."""
+        value = self.record.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def pass_at(self) -> dict[int, float]:
+        """pass@k by k, as the run computed it."""
+        return {int(k): float(v) for k, v in (self.record.get("pass@k") or {}).items()}
+
+    def per_problem(self, measure: Measure, k: int | None = None) -> dict[str, float]:
+        """The measure of each problem by its id; problems that could not be scored are left out.
+
+        Empty where the record holds no outcomes.
+        """
+        ids = [str(i) for i in self.record.get("problem_ids") or []]
+        if measure is Measure.greedy:
+            outcomes = [[outcome] for outcome in self.record.get("greedy_outcomes") or []]
+        else:
+            outcomes = self.record.get("outcomes") or []
+        if not outcomes:
+            return {}
+        if len(ids) != len(outcomes):
+            raise ValueError(
+                f"The evaluation of {self.set} at step {self.step} has {len(outcomes)} outcomes "
+                f"for {len(ids)} problem ids: the record is damaged."
+            )
+        scored = {
+            name: [float(o) for o in samples if o is not None]
+            for name, samples in zip(ids, outcomes, strict=True)
+        }
+        if measure is Measure.pass_k:
+            assert k is not None
+            return {
+                name: float(pass_at_k(len(samples), round(sum(samples)), k))
+                for name, samples in scored.items()
+                if len(samples) >= k
+            }
+        return {name: fmean(samples) for name, samples in scored.items() if samples}
+
+    def mean(self, measure: Measure, k: int | None = None) -> float | None:
+        """The measure averaged over the problems."""
+        if measure is Measure.pass_k:
+            return self.pass_at.get(k or 1)
+        return self.number(measure.value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    folder: Path
+    config: dict[str, Any] = field(repr=False)
+    meta: dict[str, Any] = field(repr=False)
+    metrics: tuple[dict[str, Any], ...] = field(repr=False)
+    evaluations: tuple[Evaluation, ...] = field(repr=False)
+    memory: dict[str, Any] = field(repr=False)
+    summary: dict[str, Any] | None = field(repr=False)
+    error: str = ""
+
+    @property
+    def status(self) -> RunStatus:
+        if self.summary is not None:
+            return RunStatus.finished
+        return RunStatus.failed if self.error else RunStatus.unfinished
+
+    @property
+    def name(self) -> str:
+        return str((self.summary or {}).get("name") or self.folder.parent.name)
+
+    @property
+    def experiment(self) -> str:
+        return str(self.config.get("experiment") or self.folder.parent.parent.name)
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", self.meta.get("seed", 0)))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's file name: ppo, dpo, grpo …"""
+        if self.summary is not None and self.summary.get("algorithm"):
+            return str(self.summary["algorithm"])
+        target = str((self.config.get("algorithm") or {}).get("_target_", ""))
+        parts = target.split(".")
+        return parts[-2] if len(parts) > 1 else "unknown"
+
+    @property
+    def steps(self) -> int:
+        """The steps that the configuration asks for."""
+        return int((self.config.get("train") or {}).get("steps", 0))
+
+    @property
+    def step(self) -> int:
+        """The last step that was recorded."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def start_hash(self) -> str:
+        return str(self.meta.get("start_hash") or (self.summary or {}).get("start_hash") or "")
+
+    def progress(self) -> str:
+        """The status in words: «finished», «unfinished at step 12 of 45»."""
+        if self.status is RunStatus.finished:
+            return "finished"
+        return f"{self.status} at step {self.step} of {self.steps}"
+
+    @cached_property
+    def sets(self) -> list[str]:
+        """Names of the evaluated sets, in the order in which they were first evaluated."""
+        return list(dict.fromkeys(evaluation.set for evaluation in self.evaluations))
+
+    def evaluation(self, name: str, *, first: bool = False) -> Evaluation | None:
+        """The last evaluation of a set, or the one at step 0."""
+        of_set = [e for e in self.evaluations if e.set == name]
+        if first:
+            return next((e for e in of_set if e.step == 0), None)
+        return max(of_set, key=lambda e: e.step, default=None)
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of one metric; steps without a finite value are left out."""
+        pairs = ((int(m["step"]), m.get(key)) for m in self.metrics)
+        return [
+            (step, float(value))
+            for step, value in pairs
+            if isinstance(value, int | float) and math.isfinite(value)
+        ]
+
+    def reward(self) -> float | None:
+        """Mean training reward of the last ten steps."""
+        values = [value for _, value in self.series("reward/total")[-LAST_STEPS:]]
+        return fmean(values) if values else None
+
+    def total(self, *keys: str) -> float | None:
+        """A number of the summary by its path: `total("tokens", "generated")`."""
+        value: Any = self.summary
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return float(value) if isinstance(value, int | float) else None
+
+    def peak_bytes(self) -> tuple[str, float] | None:
+        """The phase with the highest peak and its bytes; ("rss", …) where no phase was metered."""
+        peaks = dict((self.summary or {}).get("peak_bytes") or {})
+        if not peaks:
+            peaks = {**(self.memory.get("phases") or {}), "rss": self.memory.get("rss_peak")}
+        peaks = {k: float(v) for k, v in peaks.items() if isinstance(v, int | float) and v > 0}
+        phases = {k: v for k, v in peaks.items() if k != "rss"} or peaks
+        return max(phases.items(), key=lambda item: item[1]) if phases else None
+
+    def samples(self) -> list[dict[str, Any]]:
+        """The completions that were written for reading."""
+        return read_jsonl(self.folder / "eval_samples.jsonl")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.status is RunStatus.finished)
+
+    @property
+    def untrained(self) -> bool:
+        """The control that only evaluates the start."""
+        return all(run.steps == 0 for run in self.runs)
+
+    def last(self, name: str) -> list[Evaluation]:
+        """The final evaluation of a set, one for each finished run that has it."""
+        found = (run.evaluation(name) for run in self.finished)
+        return [evaluation for evaluation in found if evaluation is not None]
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a last line that was cut off by a kill is left out.
+
+    Raises:
+        ValueError: a broken line before the last.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    objects = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            objects.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if any(rest.strip() for rest in lines[number:]):
+                raise ValueError(
+                    f"{path}, line {number} is not JSON ({error.msg}), and lines follow it: "
+                    "the file was damaged by something other than a kill."
+                ) from None
+    return objects
+
+
+def read_run(folder: Path) -> Run:
+    """Reads one run folder, finished or not.
+
+    Raises:
+        FileNotFoundError: no config.yaml: not a run folder.
+        ValueError: a damaged file.
+    """
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.yaml.")
+    config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    meta = _read_json(folder / "meta.json") or {}
+    seed = int(config.get("seed", meta.get("seed", 0)))
+    error = folder / "error.txt"
+    evaluations = {
+        (int(r["step"]), str(r["set"])): Evaluation(  # of a repeated step, the later one
+            int(r["step"]), str(r["set"]), str(r.get("kind", "accuracy")), seed, r
+        )
+        for r in read_jsonl(folder / "evals.jsonl")
+    }
+    return Run(
+        folder=folder,
+        config=config,
+        meta=meta,
+        metrics=tuple(read_jsonl(folder / "metrics.jsonl")),
+        evaluations=tuple(evaluations.values()),
+        memory=_read_json(folder / "memory.json") or {},
+        summary=_read_json(folder / "summary.json"),
+        error=error.read_text(encoding="utf-8", errors="replace") if error.exists() else "",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}. Delete the file or the run.") from None
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Run folders at or below a folder, by path."""
+    return sorted(_walk(root))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    if (folder / "config.yaml").exists():
+        yield folder  # what lies below (checkpoints, policy) is part of this run
+        return
+    for child in folder.iterdir():
+        if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+            yield from _walk(child)
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """Reads the folders that hold a run, each once; folders of jobs that never began are left out.
+
+    Order is kept.
+    """
+    unique = dict.fromkeys(Path(folder) for folder in folders)
+    return [read_run(folder) for folder in unique if (folder / "config.yaml").exists()]
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
+    """Runs gathered into arms by experiment and name, in the order in which they come.
+
+    An arm's label is its run name; `grpo-1a2b3c` is shortened to `grpo` where that is unambiguous,
+    and the experiment is put in front where several experiments are compared.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.experiment, run.name), []).append(run)
+    several = len({experiment for experiment, _ in groups}) > 1
+    full = {key: f"{key[0]}/{key[1]}" if several else key[1] for key in groups}
+    short = {key: re.sub(r"[-_][0-9a-f]{6,}$", "", label) for key, label in full.items()}
+    unique = [label for label in short.values() if list(short.values()).count(label) == 1]
+    return [
+        Arm(
+            label=short[key] if short[key] in unique else full[key],
+            runs=tuple(sorted(group, key=lambda run: run.seed)),
+        )
+        for key, group in groups.items()
+    ]
+
+
+def by_start_time(runs: Iterable[Run]) -> list[Run]:
+    """Runs in the order in which they were started."""
+    return sorted(runs, key=lambda run: (str(run.meta.get("started", "")), str(run.folder)))
+
+
+def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
+    """Evaluations of a set at step 0, one for each start and seed: arms that share both would only
+    repeat the same samples."""
+    found: dict[tuple[str, int], Evaluation] = {}
+    for arm in arms:
+        for run in arm.runs:
+            evaluation = run.evaluation(name, first=True)
+            if evaluation is not None:
+                found.setdefault((run.start_hash, run.seed), evaluation)
+    return list(found.values())

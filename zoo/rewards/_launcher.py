@@ -1,0 +1,434 @@
+"""Start one untrusted program: namespaces, limits, privileges, reaping. Standard library only.
+
+Never imported: `zoo.rewards.sandbox` runs it as `python -I -S`, in its own session and with an empty
+environment. Three processes, of which only the last ever runs untrusted code:
+
+    launcher   outside the namespaces; waits for its end or for the caller's word, then kills and reaps
+    init       process 1 of the PID namespace; its death takes every process in it along
+    program    another uid or no capabilities, rlimits, seccomp; forked, so no second interpreter starts
+
+Arguments: path of this file and of the child script, then the numbers of the job, result and control descriptors. The job
+is a marshalled dict from the caller. The launcher kills everything when the control pipe closes.
+"""
+
+import ctypes
+import marshal
+import os
+import select
+import sys
+from _frozen_importlib_external import SourceFileLoader  # type: ignore[import-not-found]
+from _signal import (
+    SIG_BLOCK,
+    SIG_UNBLOCK,
+    SIGCHLD,
+    SIGKILL,
+    pthread_sigmask,
+    sigtimedwait,
+)
+
+MACHINE = os.uname().machine
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
+CLONE_NEW = {
+    "mnt": 0x20000,
+    "uts": 0x4000000,
+    "ipc": 0x8000000,
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+}
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, MS_PRIVATE, MS_RELATIME, MNT_DETACH = 16384, 1 << 18, 1 << 21, 2
+SYS_MOUNT_SETATTR = 442
+# [audit architecture, pivot_root, clone, clone3, kill family, refused calls]. Refused: what makes new
+# namespaces or mounts, reads other processes, loads code into the kernel, or holds memory that no rlimit
+# counts (memfd_create, System V shared memory).
+SYSCALLS = {
+    "x86_64": (
+        0xC000003E,
+        155,
+        56,
+        435,
+        (62, 200, 234, 129, 297, 424),
+        # unshare setns mount umount2 ptrace keyctl add_key request_key bpf perf_event_open userfaultfd
+        (272, 308, 165, 166, 101, 250, 248, 249, 321, 298, 323)
+        # io_uring_* memfd_create memfd_secret shmget process_vm_* open_tree move_mount fsopen fsmount
+        + (425, 426, 427, 319, 447, 29, 310, 311, 428, 429, 430, 432)
+        # init_module finit_module kexec_load open_by_handle_at swapon reboot acct quotactl chroot pivot_root
+        + (175, 313, 246, 304, 167, 169, 163, 179, 161, 155, 442),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        41,
+        220,
+        435,
+        (129, 130, 131, 138, 240, 424),
+        (97, 268, 40, 39, 117, 219, 217, 218, 280, 241, 282)
+        + (425, 426, 427, 279, 447, 194, 270, 271, 428, 429, 430, 432)
+        + (105, 273, 104, 265, 224, 142, 89, 60, 51, 41, 442),
+    ),
+}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Unsupported(Exception):
+    """This machine cannot do what the backend needs; the caller may try another backend."""
+
+
+def libc_call(name, *arguments):
+    """Call into the C library; integers are passed as longs, as prctl and syscall expect."""
+    converted = [ctypes.c_long(a) if type(a) is int else a for a in arguments]
+    function = getattr(libc, name)
+    function.restype = ctypes.c_long if name == "syscall" else ctypes.c_int
+    result = function(*converted)
+    if result == -1:
+        code = ctypes.get_errno()
+        shown = " ".join(str(a) for a in arguments[:3])
+        raise OSError(code, f"{name}({shown}): {os.strerror(code)}")
+    return result
+
+
+def write_file(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+
+
+# ------------------------------------------------------------------ namespaces
+
+
+def enter_namespaces():
+    """Leave the host's processes, network, IPC and mounts; True where a user namespace was needed."""
+    flags = sum(v for k, v in CLONE_NEW.items() if k != "user")
+    uid, gid = os.getuid(), os.getgid()
+    user = os.geteuid() != 0
+    libc_call("unshare", flags | (CLONE_NEW["user"] if user else 0))
+    if user:
+        write_file("/proc/self/setgroups", "deny")
+        write_file("/proc/self/uid_map", f"{uid} {uid} 1")
+        write_file("/proc/self/gid_map", f"{gid} {gid} 1")
+    libc_call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    return user
+
+
+def bind(source, target):
+    """Bind a tree read-only, with its submounts."""
+    libc_call("mount", os.fsencode(source), os.fsencode(target), None, MS_BIND | MS_REC, None)
+    attributes = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID, 0, 0, 0)
+    try:
+        libc_call("syscall", SYS_MOUNT_SETATTR, -100, os.fsencode(target), 0x8000, attributes, 32)
+    except OSError:  # before Linux 5.12
+        # In a user namespace flags inherited from the host are locked: a remount must repeat them.
+        held = os.statvfs(target).f_flag
+        flags = held & 0xC0F | (MS_RELATIME if held & 0x1000 else 0)
+        remount = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | flags
+        libc_call("mount", b"none", os.fsencode(target), None, remount, None)
+
+
+def build_root(job, owner):
+    """A root of tmpfs holding the system's programs and this interpreter, read-only, and a small /tmp."""
+    # The new root is mounted over /tmp of this mount namespace only: nothing is made on the host.
+    base = "/tmp"
+    libc_call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
+    os.umask(0o022)
+    trees = ["/usr", *job["trees"]]
+    trees = [
+        t for t in trees if not any(t.startswith(o.rstrip("/") + "/") for o in trees if o != t)
+    ]
+    for tree in dict.fromkeys(trees):
+        os.makedirs(base + tree, exist_ok=True)
+        bind(tree, base + tree)
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        if os.path.islink("/" + name):
+            os.symlink(os.readlink("/" + name), f"{base}/{name}")
+        elif os.path.isdir("/" + name):
+            os.mkdir(f"{base}/{name}")
+            bind("/" + name, f"{base}/{name}")
+    for name in ("etc", "dev", "dev/shm", "proc", "tmp"):
+        os.mkdir(f"{base}/{name}")
+    write_file(base + "/etc/passwd", f"program:x:{owner[0]}:{owner[1]}::/tmp/work:/bin/sh\n")
+    for name in (
+        "etc/ld.so.cache",
+        "dev/null",
+        "dev/zero",
+        "dev/full",
+        "dev/random",
+        "dev/urandom",
+    ):
+        if os.path.exists("/" + name):
+            write_file(f"{base}/{name}", "")
+            # Not through bind(): nodev on a device node would make it useless.
+            target = f"{base}/{name}".encode()
+            libc_call("mount", f"/{name}".encode(), target, None, MS_BIND, None)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink("/proc/self/fd" + target, f"{base}/dev/{name}")
+    options = f"size={job['disk_bytes']},nr_inodes={job['disk_files']},mode=1777".encode()
+    inner = (base + "/tmp").encode()
+    libc_call("mount", b"tmpfs", inner, b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    for name in ("work", "shm"):
+        os.mkdir(f"{base}/tmp/{name}")
+        os.chown(f"{base}/tmp/{name}", *owner)
+        os.chmod(f"{base}/tmp/{name}", 0o700)
+    # One quota for both: shared memory would otherwise be outside the disk limit.
+    libc_call("mount", inner + b"/shm", (base + "/dev/shm").encode(), None, MS_BIND, None)
+    # A container that hides parts of its own /proc may not mount a new one; the program then has none.
+    try:
+        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+        libc_call("mount", b"proc", (base + "/proc").encode(), b"proc", flags, None)
+    except OSError:
+        os.rmdir(base + "/proc")
+    os.chdir(base)
+    # With both arguments the same, the old root ends up on top of the new one, to be detached at once.
+    libc_call("syscall", SYSCALLS[MACHINE][1], b".", b".")
+    libc_call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+    flags = MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV
+    libc_call("mount", b"none", b"/", None, flags, b"size=1m,mode=755")
+
+
+# ------------------------------------------------------------------ confinement of the program
+
+
+def set_limits(job):
+    import resource
+
+    def limit(name, value):
+        number = getattr(resource, name, None)
+        if number is not None:
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+
+    limit("RLIMIT_AS", job["memory_bytes"])
+    limit("RLIMIT_CPU", job["cpu_seconds"])
+    limit("RLIMIT_FSIZE", job["file_bytes"])
+    limit("RLIMIT_NOFILE", job["open_files"])
+    limit("RLIMIT_NPROC", job["processes"])
+    limit("RLIMIT_STACK", 8 << 20)
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_MEMLOCK", 0)
+    limit("RLIMIT_MSGQUEUE", 0)
+
+
+def drop_privileges(owner, user_namespace):
+    if os.geteuid() == 0 and owner[0] != 0:
+        for capability in range(64):
+            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_long(capability), 0, 0, 0) == -1:
+                break
+        os.setgroups([])
+        os.setresgid(owner[1], owner[1], owner[1])
+        os.setresuid(owner[0], owner[0], owner[0])
+    if user_namespace:
+        for capability in range(64):
+            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_long(capability), 0, 0, 0) == -1:
+                break
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        libc_call("capset", header, (ctypes.c_uint32 * 6)())
+    libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # Changing uid hides /proc/self from the program; nothing in this process is secret from it.
+    libc_call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def install_seccomp(signals_only_to):
+    """Refuse dangerous system calls; with a pid, signals may go to that process alone.
+
+    The last is for machines without PID namespaces, where the program could otherwise kill its caller.
+    """
+    if MACHINE not in SYSCALLS:
+        return
+    architecture, _, clone, clone3, kills, refused = SYSCALLS[MACHINE]
+    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
+    allow, eperm, enosys = 0x7FFF0000, 0x00050001, 0x00050026
+    # (code, jump if true, jump if false, k); offset 0 of the data is the number, 4 the architecture, 16
+    # and 24 the low words of the first two arguments.
+    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, eperm), (load, 0, 0, 0)]
+    if MACHINE == "x86_64":  # the x32 numbers are a second door to every call
+        program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, enosys)]
+    for number in refused:
+        program += [(equal, 0, 1, number), (give, 0, 0, eperm)]
+    # clone3 keeps its flags in memory, where a filter cannot look; the C library then falls back to clone.
+    program += [(equal, 0, 1, clone3), (give, 0, 0, enosys)]
+    new = CLONE_NEW["user"] | CLONE_NEW["mnt"] | CLONE_NEW["pid"] | CLONE_NEW["net"]
+    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, new), (give, 0, 0, eperm)]
+    program += [(load, 0, 0, 0)]
+    if signals_only_to:
+        for number in kills:
+            # pidfd_send_signal names its target by a descriptor: refused whole.
+            target = signals_only_to if number != 424 else 0xFFFFFFFF
+            program += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 1, 0, target)]
+            program += [(give, 0, 0, eperm), (load, 0, 0, 0)]
+    program += [(give, 0, 0, allow)]
+
+    class Filter(ctypes.Structure):
+        _fields_ = (
+            ("code", ctypes.c_uint16),
+            ("jt", ctypes.c_uint8),
+            ("jf", ctypes.c_uint8),
+            ("k", ctypes.c_uint32),
+        )
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_uint16), ("filters", ctypes.POINTER(Filter)))
+
+    filters = (Filter * len(program))(*program)
+    libc_call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), filters)), 0, 0)
+
+
+# ------------------------------------------------------------------ the three processes
+
+
+def children():
+    """Pids of this process's children: the kernel's list, else a scan of /proc."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children") as file:
+            return [int(p) for p in file.read().split()]
+    except OSError:
+        found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    if int(file.read().rsplit(b")", 1)[1].split()[1]) == me:
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def kill_uid(uid):
+    """Kill everything a uid runs, in one pass of the kernel, which even a fork bomb cannot outrun."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def reap_all(owner):
+    """Kill and reap until nothing is left; orphans come to us because we are a subreaper."""
+    while True:
+        if owner is not None and os.geteuid() == 0:
+            kill_uid(owner[0])
+        for pid in children():
+            try:
+                os.kill(pid, SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        sigtimedwait({SIGCHLD}, 0.01)
+
+
+def resident_bytes():
+    """Memory of the PID namespace, shared pages counted once: RLIMIT_AS counts each process alone."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/smaps_rollup", "rb") as file:
+                    for line in file:
+                        if line.startswith(b"Pss:"):
+                            total += int(line.split()[1]) << 10
+                            break
+            except (OSError, ValueError):
+                continue
+    return total
+
+
+def exit_code(status):
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def init(job, child, result, user_namespace, inside):
+    """Process 1: build the root, start the program, wait, watch memory. Its exit ends the namespace."""
+    owner = job["owner"] or (os.getuid(), os.getgid())
+    libc_call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if inside:
+        build_root(job, owner)
+    else:
+        libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    pthread_sigmask(SIG_BLOCK, {SIGCHLD})
+    pid = os.fork()
+    if pid == 0:
+        run_program(job, child, result, owner, user_namespace)
+    os.close(result)
+    for fd in (0, 1, 2):
+        os.close(fd)
+    watch = inside and os.path.isdir("/proc/1")
+    code = None
+    while code is None:
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done == pid:
+            code = exit_code(status)
+        elif not done:
+            sigtimedwait({SIGCHLD}, 0.1)
+            if watch and resident_bytes() > job["memory_bytes"]:
+                code = job["memory_exit"]
+    if not inside:
+        reap_all(job["owner"])
+    os._exit(code)
+
+
+def run_program(job, child, result, owner, user_namespace):
+    """Give everything up, then run the untrusted program in this process."""
+    pthread_sigmask(SIG_UNBLOCK, {SIGCHLD})
+    for fd in job["close"]:
+        os.close(fd)
+    os.setsid()
+    os.chdir(job["cwd"])
+    os.umask(0o077)
+    drop_privileges(owner, user_namespace)
+    set_limits(job)
+    install_seccomp(0 if job["pid_namespace"] else os.getpid())
+    child["main"](job, result)
+
+
+def main():
+    path, job_fd, result, control = sys.argv[2], *map(int, sys.argv[3:6])
+    with open(job_fd, "rb") as file:
+        job = marshal.load(file)
+    child = {"__name__": "zoo_child"}
+    exec(SourceFileLoader("zoo_child", path).get_code("zoo_child"), child)
+    try:
+        # The caller may die by SIGKILL; bubblewrap sees to it by itself.
+        libc_call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if hasattr(libc, "mallopt"):  # each thread's arena would reserve 64 MiB of RLIMIT_AS
+            libc.mallopt(-8, 1)
+        inside = job["backend"] == "namespaces"
+        user_namespace = enter_namespaces() if inside else False
+        alive, lifeline = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            libc_call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+            os.close(alive)
+            job["close"] = (control, lifeline)
+            init(job, child, result, user_namespace, inside)
+    except BaseException as error:
+        if job.get("started"):  # the program's own SystemExit or error, in the program's process
+            raise
+        # Only the caller's nonce makes this count, and only before the program has begun.
+        kind = "unsupported" if isinstance(error, OSError | AttributeError | KeyError) else "failed"
+        text = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+        os.write(result, f"{job['nonce']} setup {kind} {text}\n".encode("ascii", "replace"))
+        os._exit(97)
+    # Whoever reads our standard output must see its end when the program ends.
+    for fd in (result, lifeline, 0, 1, 2):
+        os.close(fd)
+    pthread_sigmask(SIG_BLOCK, {SIGCHLD})
+    ready = select.select([control, alive], [], [])[0]
+    if alive not in ready:
+        os.kill(pid, SIGKILL)
+    code = exit_code(os.waitpid(pid, 0)[1])
+    reap_all(job["owner"] if not inside else None)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What a reward returns, checked before training sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from zoo.types import Completion, RewardOutput
+
+Scores = list[float | None]
+
+
+class RewardError(ValueError):
+    """A reward that cannot be used: its name, the row, the text, and what to do."""
+
+
+def check_scores(values: Any, completions: Sequence[Completion], name: str) -> Scores:
+    """One finite number or None for each completion, as plain floats.
+
+    Nothing is broadcast: a list of one score for four completions is an error, because it would
+    pay all of them alike.
+
+    Args:
+        values: [B] what the reward returned: a list, tuple, array or tensor.
+        completions: [B] what it was asked about.
+        name: of the reward or component, for the message.
+    Raises:
+        RewardError: another length, or a value that is no finite number and not None.
+    """
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        raise RewardError(
+            f"reward {name} returned {_short(values)} ({type(values).__name__}) for "
+            f"{len(completions)} completions. Return a list with one number or None for each."
+        )
+    if len(values) != len(completions):
+        raise RewardError(
+            f"reward {name} returned {len(values)} scores for {len(completions)} completions. "
+            "Return exactly one for each, None where a completion cannot be scored."
+        )
+    return [
+        _number(value, row, completion.text, name)
+        for row, (value, completion) in enumerate(zip(values, completions, strict=True))
+    ]
+
+
+def check_output(output: Any, completions: Sequence[Completion], name: str) -> RewardOutput:
+    """A reward's whole output: totals, components and reasons, one for each completion.
+
+    Raises:
+        RewardError: not a RewardOutput, or any list of it is wrong (see `check_scores`).
+    """
+    if not isinstance(output, RewardOutput):
+        raise RewardError(
+            f"reward {name} returned {_short(output)} ({type(output).__name__}), not a "
+            "RewardOutput. Wrap a plain function in zoo.rewards.function.Function."
+        )
+    reasons = output.reasons
+    if len(reasons) not in (0, len(completions)) or not all(isinstance(r, str) for r in reasons):
+        raise RewardError(
+            f"reward {name} gave {len(reasons)} reasons for {len(completions)} completions. "
+            'Give one text for each ("" for none), or none at all.'
+        )
+    return RewardOutput(
+        total=check_scores(output.total, completions, name),
+        components={
+            str(key): check_scores(values, completions, f"{name}/{key}")
+            for key, values in output.components.items()
+        },
+        reasons=list(reasons),
+    )
+
+
+def _number(value: Any, row: int, text: str, name: str) -> float | None:
+    if value is None:
+        return None
+    if hasattr(value, "item"):  # a scalar of numpy or torch
+        value = value.item()
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise RewardError(
+        f"reward {name} gave {_short(value)} ({type(value).__name__}) to row {row}, whose text is "
+        f"{_short(text)}. Return a finite number, or None where it cannot be scored."
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,172 @@
+"""Which part of a completion is its answer: markers found by linear scans, no backtracking.
+
+The order, first in what follows the last `</think>`, then in the whole text:
+
+1. the last complete `\\boxed{}` or `\\fbox{}`; an empty box is no answer, and the outermost box of a nest counts;
+2. what follows the last `####`;
+3. the last `<answer>` tag;
+4. the last explicit "answer is" (or "answer:");
+5. the whole completion, if it is one short line without any marker.
+
+Everything is searched, however long the text (FAULTS B80): a fixed window of last characters loses answers.
+"""
+
+import re
+from dataclasses import dataclass
+
+_SPECIAL = re.compile(
+    r"<\|[^<>|\s]{1,40}\|>|</?s>|<eos>|<bos>|<pad>|<(?:start|end)_of_turn>|\[/?INST\]"
+)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"\banswer\b[*_`\"']{0,4}(?:\s(?:to|for|of)\s[^.:=\n]{1,60}?)?\s{0,4}"
+    r"(?:(?::|=|\b(?:is|are|was|equals|would\s{1,2}be|will\s{1,2}be|must\s{1,2}be|should\s{1,2}be)\b)"
+    r"[*_`]{0,4}\s{0,4}){1,3}",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))")
+_PROSE = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
+_OPENERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_WHOLE_LIMIT = 200
+_PHRASE_LIMIT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """An answer as the model wrote it, and the marker it was read from.
+
+    Attributes:
+        text: the answer, outer white space removed; "" where the marker holds nothing.
+        source: "boxed", "hash", "tag", "phrase" or "whole".
+        at_end: nothing follows the answer, so a cut-off completion may have lost part of it.
+    """
+
+    text: str
+    source: str
+    at_end: bool = False
+
+
+def extract(completion: str) -> Extracted | None:
+    """The answer of a completion by the order in this module's docstring; None without an answer.
+
+    Args:
+        completion: what the model wrote, of any length.
+    Returns:
+        the answer and its marker, or None if there is no marker and the text is not an answer by itself.
+    """
+    think = completion.rfind("</think>")
+    if think >= 0:
+        found = _by_marker(completion[think + 8 :])
+        if found is not None:
+            return found
+    found = _by_marker(completion)
+    if found is not None or think >= 0 or "<think>" in completion:
+        return found
+    if len(completion) > 4 * _WHOLE_LIMIT:
+        return None
+    whole = _SPECIAL.sub("", completion).strip()
+    if not whole or len(whole) > _WHOLE_LIMIT or "\n" in whole or _PROSE.search(whole):
+        return None
+    return Extracted(whole, "whole", at_end=True)
+
+
+def last_box(text: str) -> str | None:
+    """Contents of the last complete `\\boxed{}` or `\\fbox{}`, found in one pass; None without one.
+
+    Braces escaped as `\\{` do not count. Of nested boxes the outermost complete one is returned.
+    """
+    first = _BOX_OPEN.search(text)
+    if first is None:
+        return None
+    stack: list[tuple[bool, int]] = []
+    best: tuple[int, int] | None = None
+    for match in _BOX.finditer(text, first.start()):
+        token = match.group()
+        if token == "}":
+            if stack:
+                is_box, start = stack.pop()
+                # A later close is either a later box or one around the best so far.
+                if is_box:
+                    best = start, match.start()
+        elif token == "{":
+            stack.append((False, match.end()))
+        elif token[-1] == "{" and len(token) > 2:
+            stack.append((True, match.end()))
+    return None if best is None else text[best[0] : best[1]]
+
+
+def _by_marker(text: str) -> Extracted | None:
+    if "boxed" in text or "fbox" in text:
+        box = last_box(text)
+        if box is not None:
+            return Extracted(_SPECIAL.sub("", box).strip(), "boxed")
+    hash_at = text.rfind("####")
+    if hash_at >= 0:
+        return _after_hash(text, hash_at + 4)
+    if "<answer>" in text or "<ANSWER>" in text or "<Answer>" in text:
+        tag = _last_tag(text)
+        if tag is not None:
+            return tag
+    return _after_phrase(text)
+
+
+def _after_hash(text: str, start: int) -> Extracted:
+    while start < len(text) and text[start] == "#":
+        start += 1
+    rest = text[start : start + _PHRASE_LIMIT].lstrip()
+    line, newline, _ = rest.partition("\n")
+    line = _SPECIAL.sub("", line).strip()
+    return Extracted(first_sentence(line), "hash", at_end=not newline)
+
+
+def _last_tag(text: str) -> Extracted | None:
+    opened = best = None
+    for match in _TAG.finditer(text):
+        if not match.group(1):
+            opened = match.end()
+        elif opened is not None:
+            best = opened, match.start()
+            opened = None
+    if best is None:
+        return None
+    inside = text[best[0] : best[1]].strip()
+    if len(inside) <= _PHRASE_LIMIT:
+        phrase = _after_phrase(inside)
+        if phrase is not None:
+            return Extracted(phrase.text, "tag")
+    return Extracted(inside, "tag")
+
+
+def _after_phrase(text: str) -> Extracted | None:
+    last = None
+    for last in _PHRASE.finditer(text):
+        pass
+    if last is None:
+        return None
+    rest = text[last.end() : last.end() + _PHRASE_LIMIT].lstrip()
+    if rest.startswith(("\\[", "$$")):
+        paragraph, newline, _ = rest, "", ""
+    else:
+        paragraph, newline, _ = rest.partition("\n")
+    paragraph = _SPECIAL.sub("", paragraph).strip()
+    return Extracted(first_sentence(paragraph), "phrase", at_end=not newline)
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence, so that talk after an answer does not count.
+
+    A display or inline formula at the start is kept whole, so `$1.5$. Then …` is `$1.5$`.
+    """
+    start = 0
+    for opening, closing in _OPENERS:
+        if text.startswith(opening):
+            end = text.find(closing, len(opening))
+            if end > 0:
+                start = end + len(closing)
+            break
+    end = _SENTENCE_END.search(text, start)
+    if end is None or (end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()):
+        return text
+    return text[: end.start()].rstrip()

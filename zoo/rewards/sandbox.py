@@ -1,0 +1,581 @@
+"""Run untrusted Python in a process of its own that cannot reach the caller, the network or the disk.
+
+A program passes through layers, the strongest this machine offers; `isolation_report` says which hold, by
+running a program that tries. Backends, best first:
+
+    namespaces  mount, PID, network, IPC namespaces made by our own launcher: as root, or through a user
+                namespace
+    bubblewrap  the same through `bwrap`, where only it may make user namespaces
+    uid         root without namespaces: an unprivileged uid of its own for every program
+    bare        rlimits, seccomp and reaping only
+
+Waiting happens in the calling thread with poll and a monotonic deadline: no signal handler, no helper thread,
+no `preexec_fn`. Every process is dead and reaped, and every descriptor and directory gone, on return.
+"""
+
+import contextlib
+import functools
+import marshal
+import math
+import os
+import random
+import secrets
+import select
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zoo.rewards._plain import decode
+
+HERE = Path(__file__).resolve().parent
+LAUNCHER, CHILD = HERE / "_launcher.py", HERE / "_child.py"
+# Run through the loader and not as a script, so that the byte code is cached.
+BOOTSTRAP = (
+    "import sys;from _frozen_importlib_external import SourceFileLoader as L;"
+    "exec(L('zoo_launcher',sys.argv[1]).get_code('zoo_launcher'),{'__name__':'__main__'})"
+)
+BACKENDS = ("namespaces", "bubblewrap", "uid", "bare")
+ISOLATED = ("namespaces", "bubblewrap")
+MEMORY_EXIT = 98  # exit status of a program killed for the memory of all its processes together
+STARTUP_SECONDS = 10.0  # for interpreter and namespaces on a loaded machine; not the program's time
+
+
+class SandboxError(RuntimeError):
+    """Untrusted code cannot be run here as asked: no backend, or none that isolates."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use. The defaults fit teaching-size tasks (MBPP, HumanEval, contest problems)."""
+
+    memory_bytes: int = 1 << 30  # address space of a process, and memory of all together
+    output_bytes: int = 4 << 20  # standard output and error; past it the program is killed
+    result_bytes: int = 4 << 20  # one returned value, and all of them together
+    file_bytes: int = 32 << 20  # one file
+    disk_bytes: int = 64 << 20  # all files, where the working directory is a tmpfs
+    disk_files: int = 8192  # number of files, likewise
+    processes: int = 64  # processes and threads
+    open_files: int = 256  # descriptors of one process
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"Limits.{name} must be a positive integer, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of isolation, as found by trying it on this machine."""
+
+    name: str
+    active: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended, and what it said. `messages` are untrusted text after the nonce was checked."""
+
+    status: str  # done, exited, timeout, output_limit, result_limit, memory, forged, failed
+    messages: tuple[tuple[str, str], ...] = ()  # (index, payload) in order of arrival
+    stdout: bytes = b""
+    stderr: bytes = b""
+    exit_status: int | None = None  # 128 + n for signal n; None where it was killed
+    seconds: float = 0.0
+    backend: str = ""
+    detail: str = ""
+
+
+@dataclass
+class _Pipe:
+    """The read end of a pipe and what came through it, up to a cap."""
+
+    fd: int
+    cap: int
+    data: bytearray = field(default_factory=bytearray)
+
+    def full(self) -> bool:
+        return len(self.data) > self.cap
+
+
+_lock = threading.Lock()
+_broken: dict[str, str] = {}  # backend → why it does not work here, found on first use
+
+
+def run_program(
+    code: str,
+    steps: list[tuple[str, str]] | None = None,
+    *,
+    stdin: str | None = None,
+    timeout: float = 5.0,
+    limits: Limits | None = None,
+    strict: bool = False,
+    backend: str | None = None,
+) -> Outcome:
+    """Run a program in the sandbox and return how it ended; never raises because of the program.
+
+    Args:
+        code: Python source, untrusted.
+        steps: [(kind, source)], kind "eval" (an expression whose value comes back as a message) or "exec".
+        stdin: text for standard input; given, the program runs as a script and its output is kept.
+        timeout: seconds of wall clock from the program's start.
+        limits: memory, output, files, processes.
+        strict: refuse to run without namespaces of its own.
+        backend: one of `BACKENDS`; None takes the best that works.
+    Raises:
+        SandboxError: strict and no isolation, or the named backend does not work here.
+        ValueError: timeout not positive and finite, unknown backend.
+    """
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be positive seconds, got {timeout!r}. Try timeout=5.")
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
+    limits = limits or Limits()
+    wanted = (backend,) if backend else ISOLATED if strict else BACKENDS
+    outcome = Outcome("failed", detail="no backend was tried")
+    for name in wanted:
+        if name in _broken:
+            continue
+        for _ in range(
+            2
+        ):  # a machine out of processes for a moment is no reason to give up a layer
+            outcome = _attempt(name, code, steps or [], stdin, timeout, limits)
+            if outcome.status != "failed":
+                break
+        if outcome.status != "unsupported":
+            return outcome
+        with _lock:
+            _broken[name] = outcome.detail
+        if name in ISOLATED and backend is None and not strict:
+            warnings.warn(
+                f"zoo.rewards.sandbox: {name} isolation does not work here ({outcome.detail}); a weaker "
+                "layer is used. `zoo doctor` lists the layers; strict=True refuses instead.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    why = "; ".join(f"{name}: {_broken[name]}" for name in wanted if name in _broken)
+    raise SandboxError(
+        f"untrusted code cannot be run {'in isolation ' if strict else ''}here ({why}). Allow user "
+        "namespaces (sysctl kernel.unprivileged_userns_clone=1, or no AppArmor restriction on them), install "
+        "bubblewrap, or pass strict=False to run with weaker layers."
+    )
+
+
+# ------------------------------------------------------------------ one attempt with one backend
+
+
+def _attempt(
+    backend: str,
+    code: str,
+    steps: list[tuple[str, str]],
+    stdin: str | None,
+    timeout: float,
+    limits: Limits,
+) -> Outcome:
+    python = _interpreter(backend)
+    if python is None:
+        return Outcome("unsupported", detail=_unavailable(backend), backend=backend)
+    root = os.geteuid() == 0 if hasattr(os, "geteuid") else False
+    owner = None
+    if root and backend in ("namespaces", "uid"):
+        # A uid of its own: RLIMIT_NPROC counts per uid, and programs cannot signal each other.
+        uid = (1 << 30) + random.SystemRandom().randrange(1 << 28)
+        owner = (uid, uid)
+    nonce = secrets.token_hex(16)
+    with contextlib.ExitStack() as stack:
+        directory = None
+        if backend in ("uid", "bare"):
+            directory = tempfile.mkdtemp(prefix="zoo_code_")
+            stack.callback(_remove_tree, directory)
+            if owner:
+                os.chown(directory, *owner)
+        job = vars(limits) | {
+            "backend": backend,
+            "nonce": nonce,
+            "code": code,
+            "steps": steps,
+            "script": stdin is not None,
+            "cpu_seconds": math.ceil(timeout) + 1,
+            "owner": owner,
+            "pid_namespace": backend in ISOLATED,
+            "cwd": directory or "/tmp/work",
+            "trees": _trees(python),
+            "memory_exit": MEMORY_EXIT,
+        }
+        job_fd = _memory_file(stack, marshal.dumps(job, 2))
+        text = (stdin or "").encode("utf-8", "surrogatepass")
+        stdin_fd = _memory_file(stack, text) if text else os.open(os.devnull, os.O_RDONLY)
+        stack.callback(os.close, stdin_fd) if not text else None
+        pipes = {}
+        ends = {}
+        for name, cap in (("result", limits.result_bytes + 65536), ("out", 0), ("err", 0)):
+            read, ends[name] = os.pipe()
+            pipes[name] = _Pipe(read, cap or limits.output_bytes)
+            stack.callback(os.close, read)
+        control_read, control = os.pipe()
+        opened = [*ends.values(), control_read]
+        flags = ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP]
+        numbers = [str(job_fd), str(ends["result"]), str(control_read)]
+        command = [*_wrapper(backend, python), python, *flags, str(LAUNCHER), str(CHILD), *numbers]
+        started = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=stdin_fd,
+                stdout=ends["out"],
+                stderr=ends["err"],
+                env={},
+                cwd="/",
+                pass_fds=(job_fd, ends["result"], control_read),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(control)
+            return Outcome("failed", detail=f"cannot start {python}: {error}", backend=backend)
+        finally:
+            for fd in opened:
+                os.close(fd)
+        try:
+            status, began = _watch(pipes, nonce, timeout, script=stdin is not None)
+        finally:
+            os.close(control)  # the launcher kills and reaps everything, then exits
+            exit_status = _wait(process)
+    return _outcome(status, began or started, pipes, nonce, exit_status, backend)
+
+
+def _watch(
+    pipes: dict[str, _Pipe], nonce: str, timeout: float, *, script: bool
+) -> tuple[str, float | None]:
+    """Read until the program is done, ends, passes a cap or runs out of time: (status, time it began)."""
+    ready, done = f"{nonce} ready\n".encode(), f"{nonce} done 0\n".encode()
+    result = pipes["result"]
+    began: float | None = None
+    deadline = time.monotonic() + STARTUP_SECONDS
+    poll = select.poll()
+    by_fd = {pipe.fd: pipe for pipe in pipes.values()}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    while by_fd:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return ("timeout" if began else "failed"), began
+        for fd, _ in poll.poll(left * 1000 + 1):
+            pipe = by_fd[fd]
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                poll.unregister(fd)
+                del by_fd[fd]
+            pipe.data += chunk
+            if pipe.full():
+                return ("result_limit" if pipe is result else "output_limit"), began
+        if began is None and result.data.startswith(ready):
+            began = time.monotonic()
+            deadline = began + timeout
+        if not script and result.data.endswith(done):
+            return "done", began
+    return "exited", began
+
+
+def _wait(process: subprocess.Popen) -> int | None:
+    """The launcher's exit status. It ends by itself within milliseconds; being killed is for a stuck kernel."""
+    try:
+        return process.wait(timeout=STARTUP_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        return process.wait()
+
+
+def _outcome(
+    status: str,
+    began: float,
+    pipes: dict[str, _Pipe],
+    nonce: str,
+    exit_status: int | None,
+    backend: str,
+) -> Outcome:
+    result = pipes["result"]
+    lines = result.data.decode("ascii", "replace").split("\n")
+    common = {
+        "stdout": bytes(pipes["out"].data),
+        "stderr": bytes(pipes["err"].data),
+        "seconds": time.monotonic() - began,
+        "backend": backend,
+    }
+    if lines[0] != f"{nonce} ready":
+        # Nothing untrusted has run yet, so this text is our launcher's own.
+        head, _, text = lines[0].partition(" setup ")
+        kind, _, detail = text.partition(" ")
+        if head != nonce:
+            # A wrapper (bwrap) or an interpreter that cannot start here says so on standard error.
+            kind = "unsupported" if status == "exited" else "failed"
+            detail = (
+                common["stderr"][-300:].decode("utf-8", "replace").strip()
+                or f"{status} before start"
+            )
+        return Outcome(kind, detail=detail, **common)
+    messages = []
+    for line in lines[1:-1]:
+        head, _, rest = line.partition(" ")
+        index, _, payload = rest.partition(" ")
+        if head != nonce or index == "ready":
+            return Outcome("forged", detail="a line that the runner did not write", **common)
+        messages.append((index, payload))
+    if status == "exited":
+        if exit_status == MEMORY_EXIT:
+            status = "memory"
+        elif lines[-1]:
+            return Outcome("forged", detail="an unfinished line on the result pipe", **common)
+    killed = status != "exited"
+    return Outcome(status, tuple(messages), exit_status=None if killed else exit_status, **common)
+
+
+# ------------------------------------------------------------------ interpreter and command
+
+
+def _interpreter(backend: str) -> str | None:
+    """The interpreter to start; None where the backend cannot work on this machine."""
+    base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    root = os.geteuid() == 0 if hasattr(os, "geteuid") else False
+    if sys.platform != "linux":
+        return None
+    if backend == "bubblewrap" and shutil.which("bwrap") is None:
+        return None
+    if backend == "uid":
+        if not root:
+            return None
+        # The program imports as another uid: an interpreter below root's home cannot be read.
+        system = os.path.realpath("/usr/bin/python3")
+        return next((p for p in (base, system) if _world_readable(p)), None)
+    return base
+
+
+def _unavailable(backend: str) -> str:
+    if sys.platform != "linux":
+        return f"{sys.platform} is not Linux"
+    return {
+        "bubblewrap": "bwrap is not installed",
+        "uid": "only root can change the uid, and to an interpreter that others may read",
+    }.get(backend, "not available")
+
+
+def _world_readable(path: str) -> bool:
+    parents = [Path(path), *Path(path).parents]
+    try:
+        return all(p.stat().st_mode & stat.S_IXOTH for p in parents)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=8)
+def _trees(python: str) -> list[str]:
+    """Directories that the interpreter needs, to be bound read-only."""
+    trees = ["/nix"] if python.startswith("/nix/") else []
+    base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    if python == base:
+        trees += [sys.base_prefix, sys.base_exec_prefix]
+        trees += [os.path.realpath(sys.base_prefix)]
+    trees.append(os.path.dirname(os.path.dirname(python)))
+    return [t for t in dict.fromkeys(trees) if t != "/" and os.path.isdir(t)]
+
+
+def _wrapper(backend: str, python: str) -> list[str]:
+    if backend != "bubblewrap":
+        return []
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+    ]
+    command += ["--cap-drop", "ALL", "--unshare-user", "--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        if os.path.islink("/" + name):
+            command += ["--symlink", os.readlink("/" + name), "/" + name]
+        elif os.path.isdir("/" + name):
+            command += ["--ro-bind", "/" + name, "/" + name]
+    for tree in [*_trees(python), str(HERE)]:
+        if not tree.startswith("/usr/"):
+            command += ["--ro-bind", tree, tree]
+    command += ["--proc", "/proc", "--dev", "/dev"]
+    # HERE may lie below /tmp, which a later tmpfs would hide: the work directory is a mount of its own.
+    command += [
+        "--tmpfs",
+        "/tmp/work",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+        "--chdir",
+        "/tmp/work",
+        "--",
+    ]
+    return command
+
+
+# ------------------------------------------------------------------ files
+
+
+def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
+    """A descriptor, at its start, of an unnamed file: written whole, so no pipe can block."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("zoo")
+        stack.callback(os.close, fd)
+    else:
+        fd = stack.enter_context(tempfile.TemporaryFile()).fileno()
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a directory that an untrusted program filled, however deep, whatever its modes.
+
+    Deep trees break recursion and path lengths (shutil.rmtree), so each directory found is first moved up to
+    the top, then emptied there.
+    """
+    count = 0
+    pending = [path]
+    while pending:
+        here = pending.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(here, 0o700)
+        with os.scandir(here) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    count += 1
+                    with contextlib.suppress(
+                        OSError
+                    ):  # moving a directory needs write permission in it
+                        os.chmod(entry.path, 0o700, follow_symlinks=False)
+                    top = os.path.join(path, f"zoo{secrets.token_hex(4)}_{count}")
+                    os.rename(entry.path, top)
+                    pending.append(top)
+                else:
+                    os.unlink(entry.path)
+        if here != path:
+            os.rmdir(here)
+    os.rmdir(path)
+
+
+# ------------------------------------------------------------------ what holds on this machine
+
+_PROBE = """
+import os, socket
+def refused(action):
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+def connect():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.connect(("192.0.2.1", 9))
+def limits():
+    import resource
+    return {n: resource.getrlimit(getattr(resource, n))[0] for n in (
+        "RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_CORE")}
+def status(name):
+    try:
+        with open("/proc/self/status") as file:
+            return next((l.split()[1] for l in file if l.startswith(name + ":")), "")
+    except OSError:
+        return ""
+def facts():
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    return {
+        "pids": sum(n.isdigit() for n in names),
+        "pid": os.getpid(),
+        "session": os.getsid(0) == os.getpid(),
+        "uid": os.getuid(),
+        "capabilities": status("CapEff"),
+        "no_new_privs": status("NoNewPrivs"),
+        "seccomp": status("Seccomp"),
+        "environment": len(os.environ),
+        "interfaces": [n for _, n in socket.if_nameindex()],
+        "no_route": refused(connect),
+        "usr_read_only": refused(lambda: open("/usr/zoo_probe", "x")),
+        "prefix_read_only": bool(os.statvfs(os.path.dirname(os.__file__)).f_flag & 1),
+        "hosts_hidden": not os.path.exists("/etc/hostname") and not os.path.exists("/home"),
+        "disk": os.statvfs(".").f_blocks * os.statvfs(".").f_frsize,
+        "no_namespaces": refused(lambda: unshare()),
+        "limits": limits(),
+        "cwd": os.getcwd(),
+    }
+def unshare():
+    import ctypes
+    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000) == -1:
+        raise OSError
+"""
+
+
+def isolation_report(backend: str | None = None) -> list[Layer]:
+    """Which layers hold on this machine, each tried from inside; nothing is guessed from the platform.
+
+    Args:
+        backend: one of `BACKENDS`; None reports the best that works, which `run_program` uses.
+    Returns:
+        Layers from the outermost inward; the first names the backend and why better ones are not used.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            outcome = run_program(_PROBE, [("eval", "facts()")], timeout=10.0, backend=backend)
+        except SandboxError as error:
+            return [Layer("backend", False, str(error))]
+    values = [decode(p)["v"] for i, p in outcome.messages if i == "0" and p.startswith('{"v"')]
+    if not values:
+        detail = outcome.detail or "; ".join(p for _, p in outcome.messages)
+        return [
+            Layer(
+                "backend", False, f"{outcome.backend}: the probe failed: {outcome.status} {detail}"
+            )
+        ]
+    facts = values[0]
+    name = outcome.backend
+    limits = facts["limits"]
+    best = Limits()
+    broken = "; ".join(f"{k}: {v}" for k, v in _broken.items())
+    root_bound = (facts["uid"] != 0 and name != "bubblewrap") or os.geteuid() != 0
+    shown = ", ".join(f"{k[7:]}={v}" for k, v in limits.items())
+    alone = facts["pid"] <= 4 and name in ISOLATED
+    return [
+        Layer("backend", name in ISOLATED, name + (f" (not used: {broken})" if broken else "")),
+        Layer("call by value", True, "expected values never enter the program's process"),
+        Layer("own session", facts["session"], "signals to its group reach no one else"),
+        Layer(
+            "kill and reap", True, "PID namespace" if alone else "subreaper, until no child is left"
+        ),
+        Layer("output cap", True, f"killed past {best.output_bytes} bytes"),
+        Layer("empty environment", facts["environment"] == 0, f"{facts['environment']} variables"),
+        Layer("temporary directory", True, facts["cwd"]),
+        Layer("python -I -S", True, _interpreter(name) or ""),
+        Layer("rlimits", limits["RLIMIT_AS"] == best.memory_bytes, shown),
+        Layer("process limit", root_bound, f"{limits['RLIMIT_NPROC']} processes and threads"),
+        Layer(
+            "no privileges", _zero(facts["capabilities"]), f"uid {facts['uid']}, no capabilities"
+        ),
+        Layer("seccomp", facts["seccomp"] == "2", "namespaces, mounts, ptrace, memfd refused"),
+        Layer("PID namespace", alone, f"{facts['pids']} processes visible"),
+        Layer("no network", facts["no_route"], f"interfaces: {', '.join(facts['interfaces'])}"),
+        Layer(
+            "read-only system",
+            facts["usr_read_only"] and (facts["prefix_read_only"] or facts["uid"] != 0),
+            "/usr and the interpreter",
+        ),
+        Layer("host files hidden", facts["hosts_hidden"], "no /home, no /etc of the host"),
+        Layer("disk quota", facts["disk"] <= 2 * best.disk_bytes, f"{facts['disk']} bytes"),
+    ]
+
+
+def _zero(mask: str) -> bool:
+    return mask != "" and int(mask, 16) == 0

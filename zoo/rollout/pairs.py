@@ -1,0 +1,211 @@
+"""Preference pairs from the start's own samples, under the budget that on-policy runs have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from zoo.rewards.score import score
+from zoo.rollout.engine import Engine, Sampling
+from zoo.rollout.order import Order
+from zoo.types import Completion, PreferencePair, Prompt, Reward
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Pairs with what they cost; the cost counts in the run whether or not the cache had them."""
+
+    pairs: list[PreferencePair]
+    completions: int
+    tokens_prompt: int
+    tokens_generated: int
+    seconds: float
+
+
+def pair_up(
+    prompt: Prompt, completions: Sequence[Completion], scores: Sequence[float | None]
+) -> Iterator[PreferencePair]:
+    """Best with worst, second best with second worst, …, while their scores differ.
+
+    Each completion is used at most once; with right and wrong answers this makes
+    min(right, wrong) pairs of a prompt.
+    """
+    scored = [(s, i) for i, s in enumerate(scores) if s is not None and completions[i].token_ids]
+    ranked = sorted(scored, key=lambda item: (-item[0], item[1]))
+    for best, worst in zip(ranked, reversed(ranked), strict=True):
+        if best[0] <= worst[0]:
+            return
+        chosen, rejected = completions[best[1]], completions[worst[1]]
+        yield PreferencePair(
+            prompt=prompt,
+            chosen=chosen.text,
+            rejected=rejected.text,
+            chosen_ids=chosen.token_ids,
+            rejected_ids=rejected.token_ids,
+            margin=best[0] - worst[0],
+        )
+
+
+def gold_pair(
+    prompt: Prompt,
+    gold: Sequence[int],
+    gold_text: str,
+    completions: Sequence[Completion],
+    scores: Sequence[float | None],
+) -> Iterator[PreferencePair]:
+    """The gold solution preferred to the worst own sample that is not right (score below 1)."""
+    wrong = [(s, i) for i, s in enumerate(scores) if s is not None and s < 1]
+    wrong = [(s, i) for s, i in wrong if completions[i].token_ids]
+    if not wrong:
+        return
+    rejected = completions[min(wrong)[1]]
+    yield PreferencePair(
+        prompt=prompt,
+        chosen=gold_text,
+        rejected=rejected.text,
+        chosen_ids=tuple(gold),
+        rejected_ids=rejected.token_ids,
+    )
+
+
+def sample_pairs(
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    reward: Reward,
+    *,
+    completions: int,
+    groups: int,
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+    gold: dict[str, tuple[tuple[int, ...], str]] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PairSet:
+    """Sample `completions` completions, `groups` prompts at a time, and pair them by score.
+
+    The prompts come in the order in which an on-policy run with the same seed meets them.
+
+    Args:
+        completions: the budget; a multiple of group_size is used.
+        gold: prompt id → (token ids, text) of a gold solution to prefer to own samples.
+    """
+    order = Order(len(prompts), seed)
+    budget = max(1, completions // group_size)  # prompts
+    started = time.perf_counter()
+    pairs: list[PreferencePair] = []
+    tokens_prompt = tokens_generated = 0
+    step = 0
+    while order.position < budget:
+        step += 1
+        places = order.take(min(groups, budget - order.position))
+        chosen = [prompts[item] for _, item in places]
+        made = engine.generate(
+            [p.token_ids for p in chosen],
+            [str(place) for place, _ in places],
+            group_size,
+            replace(sampling, seed=(seed, "rollout", step)),
+        )
+        rows = [p for p in chosen for _ in range(group_size)]
+        flat = [c for group in made for c in group]
+        scores = score(reward, rows, flat).total
+        for i, prompt in enumerate(chosen):
+            own = slice(i * group_size, (i + 1) * group_size)
+            if gold is not None and prompt.id in gold:
+                ids, text = gold[prompt.id]
+                pairs.extend(gold_pair(prompt, ids, text, made[i], scores[own]))
+            else:
+                pairs.extend(pair_up(prompt, made[i], scores[own]))
+        tokens_prompt += sum(len(p.token_ids) for p in chosen)
+        tokens_generated += sum(len(c.token_ids) for c in flat)
+        progress(order.position, budget)
+    return PairSet(
+        pairs,
+        order.position * group_size,
+        tokens_prompt,
+        tokens_generated,
+        time.perf_counter() - started,
+    )
+
+
+def cached_pairs(
+    folder: Path, key: dict[str, object], prompts: Sequence[Prompt], make: Callable[[], PairSet]
+) -> PairSet:
+    """The pairs of `key` (start hash, prompts, reward, sampling, budget, seed), made once.
+
+    Written under a lock and by rename, with a hash of the content: a damaged file is made anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(key, sort_keys=True, default=str)
+    name = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+    file = folder / f"{name}.jsonl"
+    with FileLock(str(file) + ".lock"):
+        found = _read(file, {p.id: p for p in prompts})
+        if found is not None:
+            return found
+        made = make()
+        _write(file, made, key)
+        return made
+
+
+def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
+    lines = [
+        json.dumps(
+            {
+                "prompt_id": pair.prompt.id,
+                "chosen": pair.chosen,
+                "rejected": pair.rejected,
+                "chosen_ids": pair.chosen_ids,
+                "rejected_ids": pair.rejected_ids,
+                "margin": pair.margin,
+            }
+        )
+        for pair in made.pairs
+    ]
+    body = "\n".join(lines)
+    head = {
+        "key": key,
+        "completions": made.completions,
+        "tokens_prompt": made.tokens_prompt,
+        "tokens_generated": made.tokens_generated,
+        "seconds": made.seconds,
+        "sha256": hashlib.sha256(body.encode()).hexdigest(),
+    }
+    temporary = file.with_suffix(f".tmp{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as out:
+        out.write(json.dumps(head, default=str) + "\n" + body)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file)
+
+
+def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
+    if not file.exists():
+        return None
+    head_line, _, body = file.read_text(encoding="utf-8").partition("\n")
+    try:
+        head = json.loads(head_line)
+        if hashlib.sha256(body.encode()).hexdigest() != head["sha256"]:
+            return None
+        rows = [json.loads(line) for line in body.splitlines()]
+        pairs = [
+            PreferencePair(
+                prompt=prompts[row["prompt_id"]],
+                chosen=row["chosen"],
+                rejected=row["rejected"],
+                chosen_ids=tuple(row["chosen_ids"]),
+                rejected_ids=tuple(row["rejected_ids"]),
+                margin=row["margin"],
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError):
+        return None
+    costs = ("completions", "tokens_prompt", "tokens_generated", "seconds")
+    return PairSet(pairs, *(head[name] for name in costs))

@@ -1,0 +1,227 @@
+"""Where batches come from when the policy makes them: sample, score, keep what carries signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.batch import Batch, collate
+from zoo.distributed import gathered, rank, world_size
+from zoo.functional import dead_groups
+from zoo.rewards.score import score
+from zoo.rollout.engine import Engine, Sampling
+from zoo.rollout.order import Order
+from zoo.train.metrics import Pool
+from zoo.types import Completion, Prompt, Reward, RewardOutput
+
+
+@dataclass(frozen=True)
+class RowText:
+    """What a person reads about a row; kept by row key, beside the tensors."""
+
+    prompt: Prompt
+    completion: Completion
+    total: float | None
+    components: dict[str, float | None]
+    reason: str
+
+
+@dataclass
+class Sampled:
+    """One step's rollouts."""
+
+    batch: Batch | None  # None: no group passed
+    texts: dict[int, RowText] = field(default_factory=dict)
+    pool: Pool = field(default_factory=Pool)  # reward/*, reason/*, length, truncated, groups/*
+    tokens_prompt: int = 0  # of this process
+    tokens_generated: int = 0
+    tokens_wasted: int = 0  # generated in groups that taught nothing
+    completions: int = 0
+
+
+class RolloutSource:
+    """Each step: N prompts × G completions of the current policy, scored.
+
+    It samples until N groups pass `keep` or `max_rounds` are over, then goes on with fewer.
+    Prompts are dealt to processes as whole groups; processes trim to the smallest group count, so
+    that all make the same updates.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        engine: Engine,
+        reward: Reward,
+        *,
+        groups: int,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        pad_token_id: int,
+        keep: Callable[[Batch], Tensor],
+        max_rounds: int = 1,
+        timer: Callable[[str], AbstractContextManager[Any]],
+    ) -> None:
+        self.prompts = prompts
+        self.engine = engine
+        self.reward = reward
+        self.groups = groups
+        self.group_size = group_size
+        self.sampling = sampling
+        self.seed = seed
+        self.pad_token_id = pad_token_id
+        self.keep = keep
+        self.max_rounds = max_rounds
+        self.timer = timer
+        self.order = Order(len(prompts), seed)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.order.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.order.position = state["position"]
+
+    def sync(self, policy: Any) -> None:
+        self.engine.sync(policy)
+
+    def next(self, step: int) -> Sampled:
+        """The batch of a step, already filtered, on the CPU."""
+        result = Sampled(batch=None)
+        kept: list[Batch] = []
+        missing = self.groups
+        for _ in range(self.max_rounds):
+            batch = self._round(step, self._share(self.order.take(missing)), result)
+            passed = self.keep(batch)
+            if bool(passed.any()):
+                kept.append(batch.select_groups(passed))
+            missing = self.groups - sum(gathered(sum(b.n_groups for b in kept)))
+            if missing <= 0:
+                break
+        result.batch = _equalized(kept, self.pad_token_id)
+        return result
+
+    def _share(self, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """This process's part: a contiguous run of whole groups."""
+        pieces = torch.arange(len(places)).tensor_split(world_size())
+        return [places[int(i)] for i in pieces[rank()]]
+
+    def _round(self, step: int, places: list[tuple[int, int]], result: Sampled) -> Batch:
+        prompts = [self.prompts[item] for _, item in places]
+        with self.timer("generate"):
+            groups = self.engine.generate(
+                [p.token_ids for p in prompts],
+                [str(place) for place, _ in places],
+                self.group_size,
+                self.sampling_at(step),
+            )
+        completions = [c for group in groups for c in group]
+        rows = [p for p in prompts for _ in range(self.group_size)]
+        with self.timer("reward"):
+            scores = score(self.reward, rows, completions)
+        batch = rollout_batch(prompts, completions, scores, self.group_size, self.pad_token_id)
+        _describe(batch, rows, completions, scores, result)
+        return batch
+
+    def sampling_at(self, step: int) -> Sampling:
+        from dataclasses import replace
+
+        return replace(self.sampling, seed=(self.seed, "rollout", step))
+
+
+def rollout_batch(
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    scores: RewardOutput,
+    group_size: int,
+    pad_token_id: int,
+) -> Batch:
+    """Completions and their scores as a batch; an abstention is unscored, not 0."""
+    batch = collate(
+        [p.token_ids for p in prompts for _ in range(group_size)],
+        [c.token_ids for c in completions],
+        group_size=group_size,
+        prompt_ids=[p.id for p in prompts],
+        pad_token_id=pad_token_id,
+        truncated=[c.truncated for c in completions],
+        completion_logprobs=[c.logprobs for c in completions],
+    )
+    return batch.replace(
+        rewards=torch.tensor([r or 0.0 for r in scores.total], dtype=torch.float32),
+        scored=torch.tensor([r is not None for r in scores.total], dtype=torch.bool),
+    )
+
+
+def _describe(
+    batch: Batch,
+    rows: Sequence[Prompt],
+    completions: Sequence[Completion],
+    scores: RewardOutput,
+    result: Sampled,
+) -> None:
+    """Adds a round's metrics and texts to the step's."""
+    assert batch.rewards is not None
+    pool = result.pool
+    reasons = scores.reasons or [""] * len(rows)
+    for i, (key, total) in enumerate(zip(batch.row_keys.tolist(), scores.total, strict=True)):
+        parts = {name: values[i] for name, values in scores.components.items()}
+        result.texts[key] = RowText(rows[i], completions[i], total, parts, reasons[i])
+        pool.add("reward/abstained", float(total is None))
+        if total is not None:
+            pool.add("reward/total", total)
+            pool.add("reward/squared", total * total)
+        for name, value in parts.items():
+            if value is not None:
+                pool.add(f"reward/{name}", value)
+    named = sorted({reason for reason in reasons if reason})
+    for name in named:
+        pool.add(f"reason/{name}", reasons.count(name), 0)
+    pool.add("rows", len(rows), 0)
+    lengths = [len(c.token_ids) for c in completions]
+    for length, completion in zip(lengths, completions, strict=True):
+        pool.add("length/mean", length)
+        pool.add("truncated", float(completion.truncated))
+    dead = dead_groups(batch.rewards, batch.group_size, scored=batch.scored)
+    for name in ("dead", "all_right", "all_wrong", "tied"):
+        pool.add(f"groups/{name}", float(getattr(dead, name).sum()), batch.n_groups)
+    by_group = torch.tensor(lengths).view(-1, batch.group_size).sum(1)
+    result.tokens_prompt += sum(len(p.token_ids) for p in rows[:: batch.group_size])
+    result.tokens_generated += sum(lengths)
+    result.tokens_wasted += int(by_group[dead.dead].sum())
+    result.completions += len(completions)
+
+
+def _equalized(kept: list[Batch], pad_token_id: int) -> Batch | None:
+    """The rounds joined, trimmed to the smallest group count of any process."""
+    mine = sum(batch.n_groups for batch in kept)
+    count = min(gathered(mine))
+    if count == 0:
+        return None
+    batch = kept[0] if len(kept) == 1 else concatenate(kept, pad_token_id)
+    return batch if mine == count else batch.select_groups(range(count)).trim()
+
+
+def concatenate(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:
+    """Batches with the same fields, padded to one width and joined."""
+    width = max(b.input_ids.shape[1] for b in batches)
+
+    def joined(name: str) -> Tensor | None:
+        values = [getattr(b, name) for b in batches]
+        if values[0] is None:
+            return None
+        if values[0].dim() == 1:
+            return torch.cat(values)
+        fill = pad_token_id if name == "input_ids" else 0
+        return torch.cat(
+            [torch.nn.functional.pad(v, (0, width - v.shape[1]), value=fill) for v in values]
+        )
+
+    names = [n for n, _ in batches[0]._tensors() if not n.startswith("extra[")]
+    return batches[0].replace(
+        **{name: joined(name) for name in names},
+        prompt_ids=tuple(p for b in batches for p in b.prompt_ids),
+    )

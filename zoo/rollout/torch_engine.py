@@ -1,0 +1,267 @@
+"""The default engine: transformers' own forward and cache, one prefill for each distinct prompt."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from zoo.rollout.engine import Sampling
+from zoo.seeds import uniform_numbers
+from zoo.types import Completion
+
+
+@dataclass(frozen=True)
+class TorchEngine:
+    """Settings of rollouts and of the plain engine.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    group_size: int = 8  # G: completions of each prompt
+    temperature: float = 1.0  # of sampling and of the trained log-probs alike
+    max_new_tokens: int | None = None  # null: what the data says its answers need
+    dtype: str | None = None  # decoding weights; null: the policy's own, shared and not copied
+    max_rows: int = 256  # sequences decoded at a time
+    max_rounds: int = 1  # rounds of sampling until enough groups pass the algorithm's `keep`
+    pair_completions: int | None = None  # budget for pairs; null: steps × groups × group_size
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "max_rows", "max_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"rollout.{name} must be at least 1, got {getattr(self, name)}. "
+                    f"Leave it out for the default."
+                )
+        for name in ("max_new_tokens", "pair_completions"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(
+                    f"rollout.{name} must be at least 1 or null, got {getattr(self, name)}."
+                )
+        if not self.temperature > 0:
+            raise ValueError(
+                f"rollout.temperature must be above 0, got {self.temperature}: argmax completions "
+                "have no probability to train. Evaluation decodes greedily by itself."
+            )
+        if self.dtype not in (None, "float32", "bfloat16", "float16"):
+            raise ValueError(
+                f"rollout.dtype must be float32, bfloat16, float16 or null, got {self.dtype!r}."
+            )
+
+    def engine(self, decode: Callable[..., str], pad_token_id: int) -> _Decoder:
+        """The engine itself; `decode` turns token ids into the text that rewards read."""
+        return _Decoder(self, decode, pad_token_id)
+
+
+class _Decoder:
+    def __init__(
+        self, settings: TorchEngine, decode: Callable[..., str], pad_token_id: int
+    ) -> None:
+        self.settings = settings
+        self.decode = decode
+        self.pad_token_id = pad_token_id
+        self._model: PreTrainedModel | None = None
+
+    def sync(self, policy: Any) -> None:
+        """Share the policy's modules, or copy its weights into the decoding dtype."""
+        source: PreTrainedModel = policy.model
+        wanted = getattr(torch, self.settings.dtype) if self.settings.dtype else source.dtype
+        if wanted == source.dtype:
+            self._model = source
+            return
+        if self._model is None or self._model is source:
+            self._model = copy.deepcopy(source).to(wanted).requires_grad_(False)  # pyright: ignore
+            return
+        with torch.no_grad():
+            for mine, theirs in zip(self._model.parameters(), source.parameters(), strict=True):
+                mine.copy_(theirs)
+
+    def release(self) -> None:
+        """Forget the weights (a copy is freed)."""
+        self._model = None
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], keys: Sequence[str], n: int, sampling: Sampling
+    ) -> list[list[Completion]]:
+        """`n` completions of each prompt, in the order of the prompts.
+
+        Each distinct prompt is prefilled once and its cache expanded to its n samples; rows that
+        have stopped are dropped from the cache. Row i's draws come from (seed, key, i) alone, so
+        neither the batch around a row nor the number of processes changes its tokens (beyond the
+        rounding of matrix products).
+
+        Raises:
+            ValueError: an empty prompt, or one longer than the model's context less the limit.
+        """
+        if self._model is None:
+            raise RuntimeError("the engine has no weights yet: call sync(policy) first")
+        self._check(prompts, sampling)
+        per_batch = max(1, self.settings.max_rows // n)
+        # Prompts of similar length share a prefill, so little of it is padding.
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        results: list[list[Completion]] = [[] for _ in prompts]
+        training = self._model.training
+        self._model.eval()
+        with torch.no_grad():
+            for start in range(0, len(order), per_batch):
+                chosen = order[start : start + per_batch]
+                made = self._decode_batch(
+                    [prompts[i] for i in chosen], [keys[i] for i in chosen], n, sampling
+                )
+                for i, completions in zip(chosen, made, strict=True):
+                    results[i] = completions
+        self._model.train(training)
+        return results
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        assert self._model is not None
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {index} is empty: there is nothing to continue")
+            if limit is not None and len(prompt) + sampling.max_new_tokens > limit:
+                raise ValueError(
+                    f"prompt {index} has {len(prompt)} tokens, which with "
+                    f"{sampling.max_new_tokens} new ones exceeds the model's context of {limit}. "
+                    f"Set rollout.max_new_tokens to at most {limit - len(prompt)}, or drop it."
+                )
+
+    def _decode_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[str],
+        n: int,
+        sampling: Sampling,
+    ) -> list[list[Completion]]:
+        model = self._model
+        assert model is not None
+        device = model.device
+        logits, cache, mask = self._prefill(prompts)
+        cache.batch_repeat_interleave(n)
+        logits = logits.repeat_interleave(n, 0)
+        mask = mask.repeat_interleave(n, 0)
+
+        cache_name = cache_argument(model)
+        limit = sampling.max_new_tokens
+        rows = len(prompts) * n
+        uniforms = None
+        if sampling.temperature > 0:
+            drawn = [uniform_numbers(n, limit, *sampling.seed, key) for key in keys]
+            uniforms = torch.from_numpy(np.concatenate(drawn)).to(device)
+        tokens = torch.zeros(rows, limit, dtype=torch.long)
+        logprobs = torch.zeros(rows, limit)
+        lengths = torch.zeros(rows, dtype=torch.long)
+        stopped = torch.zeros(rows, dtype=torch.bool)
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
+        alive = torch.arange(rows, device=device)  # rows still in the cache
+        done = torch.zeros(rows, dtype=torch.bool, device=device)  # of those in the cache
+        for t in range(limit):
+            if t > 0:
+                out = model(
+                    input_ids=tokens[alive.cpu(), t - 1][:, None].to(device),
+                    attention_mask=mask,
+                    position_ids=mask.sum(1, keepdim=True) - 1,
+                    use_cache=True,
+                    **{cache_name: cache},
+                )
+                logits = out.logits[:, -1]
+            draw = uniforms[alive, t] if uniforms is not None else None
+            token, logprob = sample(logits, sampling.temperature, draw)
+            where = alive[~done].cpu()
+            tokens[where, t] = token[~done].cpu()
+            logprobs[where, t] = logprob[~done].cpu()
+            lengths[where] += 1
+            ended = torch.isin(token, stops) & ~done
+            stopped[alive[ended].cpu()] = True
+            done = done | ended
+            if bool(done.all()) or t == limit - 1:
+                break
+            # Dropping rows in coarse steps repeats the matrix shapes, which oneDNN caches.
+            if int(done.sum()) * 8 >= done.numel():
+                left = (~done).nonzero().squeeze(1)
+                cache.batch_select_indices(left)
+                alive, mask, done = alive[left], mask[left], done[left]
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        return list(self._completions(tokens, logprobs, lengths, stopped, n))
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
+        """Last logits [P, V], the cache, and the left-padded attention mask [P, width]."""
+        model = self._model
+        assert model is not None
+        width = max(len(p) for p in prompts)
+        ids = torch.full((len(prompts), width), self.pad_token_id, dtype=torch.long)
+        mask = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, prompt in enumerate(prompts):  # left-padded, so that the last column is real
+            ids[i, width - len(prompt) :] = torch.tensor(list(prompt))
+            mask[i, width - len(prompt) :] = 1
+        mask = mask.to(model.device)
+        cache = DynamicCache(config=model.config)
+        out = model(
+            input_ids=ids.to(model.device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+            use_cache=True,
+            logits_to_keep=1,
+            **{cache_argument(model): cache},
+        )
+        return out.logits[:, -1], cache, mask
+
+    def _completions(
+        self, tokens: Tensor, logprobs: Tensor, lengths: Tensor, stopped: Tensor, n: int
+    ) -> Iterator[list[Completion]]:
+        for start in range(0, tokens.shape[0], n):
+            group = []
+            for row in range(start, start + n):
+                ids = tokens[row, : lengths[row]].tolist()
+                group.append(
+                    Completion(
+                        text=self.decode(ids),
+                        token_ids=tuple(ids),
+                        logprobs=tuple(logprobs[row, : lengths[row]].tolist()),
+                        truncated=not bool(stopped[row]),
+                    )
+                )
+            yield group
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: newer transformers renamed it."""
+    named = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in named else "past_key_values"
+
+
+def sample(logits: Tensor, temperature: float, draw: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One token a row by the inverse of the cumulative distribution, and its log-prob.
+
+        token = min {v : Σ_{w ≤ v} p_w > u · Σ_w p_w},   p = softmax(logits / temperature)
+
+    Exact, and 20 times faster than softmax and multinomial at 49,152 tokens on a CPU.
+
+    Args:
+        logits: [B, V] of any float dtype; the arithmetic is float32.
+        temperature: 0 takes the argmax, whose log-prob is reported at temperature 1.
+        draw: [B] uniforms in [0, 1), or None at temperature 0.
+    Returns:
+        tokens [B] int64, log-probs [B] float32.
+    """
+    logits = logits.float()
+    if temperature == 0 or draw is None:
+        token = logits.argmax(-1)
+    else:
+        logits = logits / temperature
+        weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+        cumulative = weights.cumsum(-1)
+        # Strictly below the total: float32 rounding must not step past the last possible token.
+        total = cumulative[:, -1:]
+        threshold = torch.minimum(draw[:, None] * total, torch.nextafter(total, total * 0))
+        token = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    chosen = logits.gather(1, token[:, None]).squeeze(1)
+    return token, chosen - logits.logsumexp(-1)

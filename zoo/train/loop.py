@@ -1,0 +1,77 @@
+"""The loop: the six steps of reinforcement learning from rewards, for every algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zoo.batch import Batch
+from zoo.build import Run
+from zoo.seeds import torch_generator
+from zoo.train.metrics import Pool
+from zoo.train.optimizer import lr_factor
+from zoo.train.session import Session
+from zoo.train.update import update
+
+
+def train(run: Run, session: Session) -> None:
+    """Train from where the session stands to the last step.
+
+    (1) sample N prompts × G completions, (2) score them, (3) compare with a baseline,
+    (4) turn that into advantages, (5) form the loss, (6) pay for drift, step.
+    Offline data skip (1) and (2). Logs, checkpoints and evaluations count steps; learning rates
+    count updates.
+    """
+    algorithm, models, memory = run.algorithm, run.models, session.memory
+    for step in session.steps():
+        pool = Pool()
+        with session.step(step):
+            with memory.phase("rollout"):
+                sampled = run.source.next(step)  # (1) sample  (2) reward
+            if sampled.batch is not None:
+                batch = sampled.batch.to(run.accelerator.device)
+                with run.timer("prepare"), memory.phase("prepare"):
+                    batch = algorithm.prepare(batch, models)  # (3) baseline  (4) advantages
+                with run.timer("update"), memory.phase("update"):
+                    for minibatch in minibatches(batch, run, step):
+                        _update(minibatch, run, session, pool, step)  # (5) loss  (6) price, step
+                sampled.batch = batch
+            with run.timer("sync"):
+                run.source.sync(run.policy)
+        models.state = algorithm.next_state(models.state, pool.means())
+        session.record(step, sampled, pool)
+        session.evaluate_if_due(step)
+        session.checkpoint_if_due(step)
+
+
+def minibatches(batch: Batch, run: Run, step: int) -> Iterator[Batch]:
+    """The passes over a batch: epochs × minibatches of whole groups, shuffled anew each epoch."""
+    for epoch in range(run.algorithm.epochs):
+        generator = torch_generator(run.config.seed, "minibatches", step, epoch)
+        yield from batch.minibatches(run.algorithm.minibatches, generator)
+
+
+def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int) -> None:
+    """One optimizer step at the learning rate of its number."""
+    train = run.config.train
+    factor = lr_factor(
+        session.updates,
+        train.steps * run.algorithm.updates_per_step,
+        train,
+        session.decay_from,
+        train.stop_at.decay_steps * run.algorithm.updates_per_step,
+    )
+    for name, trainable in run.trainables.items():
+        for group in trainable.optimizer.param_groups:
+            group["lr"] = trainable.lr * factor
+        pool.add(f"lr/{name}", trainable.lr * factor)
+    done = update(
+        minibatch,
+        run.algorithm,
+        run.models,
+        run.trainables,
+        max_completion_length=run.max_completion_length,
+        micro_batch_tokens=train.micro_batch_tokens,
+        max_grad_norm=train.max_grad_norm,
+        pool=pool,
+    )
+    session.updated(done, minibatch, step)

@@ -1,0 +1,141 @@
+"""One run from its configuration to its summary, resumed where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from zoo.config import ConfigError, Resume, RunConfig
+from zoo.instantiate import complete, config_hash, resolved, run_dir
+
+
+def run(config: RunConfig) -> dict[str, Any]:
+    """Train one run and return its summary; a finished one is returned as it is.
+
+    Everything is in the run's folder, `outputs/<experiment>/<name>/seed_<n>/`. A run that was
+    stopped at any moment goes on from its last good checkpoint.
+
+    Args:
+        config: groups may hold instances or mappings with `_target_`.
+    Raises:
+        ConfigError: a configuration or a folder that cannot be used, before any weight loads.
+        TrainingError: training went wrong beyond repair.
+    """
+    config = complete(config)
+    folder, identity = run_dir(config).resolve(), config_hash(config)
+    announce = os.environ.get("ZOO_RUN_DIR_FILE")
+    if announce:
+        Path(announce).write_text(f"{folder}\n", encoding="utf-8")
+    finished = _finished(folder, identity, config)
+    if finished is not None:
+        print(f"finished already: {folder}", flush=True)
+        return finished
+
+    from zoo.build import check, make_accelerator, output_folder
+    from zoo.distributed import barrier, is_main
+
+    accelerator = make_accelerator(config)
+    check(config)
+    lock = FileLock(str(output_folder(folder) / ".lock"))
+    if is_main():
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"another process is running in {folder}. Wait for it, or use another seed, name "
+                "or output."
+            ) from None
+    barrier()
+    try:
+        return _train(config, folder, identity, accelerator)
+    except (KeyboardInterrupt, ConfigError):
+        raise
+    except BaseException:
+        if is_main():
+            (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        raise
+    finally:
+        lock.release()
+
+
+def _finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] | None:
+    """The summary of a finished run in this folder; refuses a folder of another configuration."""
+    known = folder / "meta.json"
+    if known.exists():
+        found = json.loads(known.read_text(encoding="utf-8")).get("config_hash")
+        if found != identity:
+            raise ConfigError(
+                f"{folder} holds a run of another configuration (hash {found}, this one has "
+                f"{identity}). Choose another name or output, or delete the folder."
+            )
+        if config.resume is Resume.never:
+            raise ConfigError(
+                f"{folder} holds a run and resume=never. Use resume=auto to go on, another seed, "
+                "name or output, or delete the folder."
+            )
+    summary = folder / "summary.json"
+    if known.exists() and summary.exists():
+        return json.loads(summary.read_text(encoding="utf-8"))
+    return None
+
+
+def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    from zoo.build import build
+    from zoo.distributed import from_main, is_main, world_size
+    from zoo.measure.memory import PhaseMemory
+    from zoo.measure.provenance import meta
+    from zoo.measure.recorder import Recorder
+    from zoo.train.checkpoint import last_good_checkpoint
+    from zoo.train.loop import train
+    from zoo.train.session import Session
+
+    checkpoint, refused = last_good_checkpoint(folder / "checkpoints", identity)
+    if checkpoint is None and config.resume is Resume.must:
+        reasons = "".join(f"\n  {line}" for line in refused)
+        raise ConfigError(
+            f"resume=must, but {folder} has no good checkpoint.{reasons}\n"
+            "Use resume=auto to start anew."
+        )
+    if is_main():
+        OmegaConf.save(OmegaConf.create(resolved(config)), folder / "config.yaml")
+        (folder / "error.txt").unlink(missing_ok=True)
+    facts = {
+        **meta(str(accelerator.device)),
+        "config_hash": identity,
+        "seed": config.seed,
+        "n_processes": world_size(),
+    }
+    memory = PhaseMemory(accelerator.device)
+    recorder = Recorder(
+        folder,
+        config=config.measure,
+        meta=facts,
+        resume_offsets=checkpoint.manifest["offsets"] if checkpoint else None,
+        is_main=is_main(),
+        total_steps=config.train.steps,
+        title=f"{config.experiment}/{folder.parent.name}/seed_{config.seed}",
+    )
+    status = 1
+    try:
+        for line in refused:
+            recorder.warning("checkpoint_refused", f"not used: {line}")
+        with memory.phase("load"):
+            parts = build(config, accelerator, recorder.display.task)
+        session = Session(parts, folder, recorder, memory, identity, checkpoint)
+        if checkpoint is not None:
+            recorder.display.message(f"resumed from step {session.progress.step} of {folder}")
+        elif config.evaluate.first:
+            session.evaluate()
+        train(parts, session)
+        summary = session.finish()
+        status = 0
+        return from_main(summary)
+    finally:
+        recorder.close(status)

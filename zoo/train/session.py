@@ -1,0 +1,532 @@
+"""What surrounds the loop: records, evaluations, checkpoints, and going on where a run stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.batch import Batch
+from zoo.build import Run
+from zoo.distributed import barrier, from_main, gathered, is_main
+from zoo.evaluate.evaluator import Evaluated, prompt_text
+from zoo.measure.cost import ModelCost
+from zoo.measure.files import read_lines
+from zoo.measure.memory import PhaseMemory, component_bytes
+from zoo.measure.recorder import EVALS, METRICS, Recorder
+from zoo.models.loading import save_policy
+from zoo.rollout.source import RowText, Sampled
+from zoo.train.checkpoint import Checkpoint, save_checkpoint
+from zoo.train.metrics import Pool
+from zoo.train.update import Updated
+
+REWARD_STEPS = 10  # steps whose mean reward the summary gives
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; says what happened and where to look."""
+
+
+@dataclass
+class Progress:
+    """The numbers that a checkpoint holds beside the tensors."""
+
+    step: int = 0
+    updates: int = 0
+    decay_from: int | None = None  # update at which train.stop_at was reached
+    stop_step: int | None = None
+    bad_updates: int = 0  # refused in a row
+    skipped_updates: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    tokens_wasted: int = 0
+    completions: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0  # of training: no evaluation, no checkpoints
+    phases: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    evaluated_at: int | None = None
+
+
+class Session:
+    """A run's way through its steps; the loop calls its verbs and knows nothing of files."""
+
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        recorder: Recorder,
+        memory: PhaseMemory,
+        config_hash: str,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.run = run
+        self.folder = folder
+        self.recorder = recorder
+        self.memory = memory
+        self.config_hash = config_hash
+        self.progress = Progress()
+        self.components: dict[str, dict[str, int]] = {}
+        self._costs = {"policy": ModelCost.of(run.policy)}
+        if run.models.critic is not None:
+            self._costs["critic"] = ModelCost.of(run.models.critic)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        elif run.presampled is not None:
+            self._count_presampled()
+
+    # what the loop asks ----------------------------------------------------------------------
+
+    @property
+    def updates(self) -> int:
+        return self.progress.updates
+
+    @property
+    def decay_from(self) -> int | None:
+        return self.progress.decay_from
+
+    def steps(self) -> Iterator[int]:
+        """The steps still to do, from 1."""
+        total = self.run.config.train.steps
+        while self.progress.step < (self.progress.stop_step or total):
+            yield self.progress.step + 1
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Times a step."""
+        started = time.perf_counter()
+        yield
+        self.progress.step = step
+        self._step_seconds = time.perf_counter() - started
+        self.progress.seconds += self._step_seconds
+
+    def updated(self, done: Updated, batch: Batch, step: int) -> None:
+        """Count an update, or a refused one, and stop after too many of those.
+
+        Raises:
+            TrainingError: too many refused updates in a row.
+        """
+        progress, train = self.progress, self.run.config.train
+        progress.updates += 1
+        if done.applied:
+            progress.bad_updates = 0
+            progress.tokens_trained += done.tokens
+            return
+        progress.bad_updates += 1
+        progress.skipped_updates += 1
+        path = self.folder / f"bad_batch_step_{step:06d}.pt"
+        if is_main():
+            held = {
+                name: getattr(batch, name)
+                for name in ("input_ids", "completion_mask", "rewards", "advantages")
+                if getattr(batch, name) is not None
+            }
+            torch.save({**held, "prompt_ids": batch.prompt_ids, "reason": done.reason}, path)
+        self.recorder.warning(
+            "refused_update",
+            f"step {step}: update refused, {done.reason}; prompts {', '.join(batch.prompt_ids[:4])}"
+            f"…; the batch is in {path.name}",
+        )
+        if progress.bad_updates >= train.max_bad_updates:
+            raise TrainingError(
+                f"{progress.bad_updates} updates in a row were refused, the last because "
+                f"{done.reason}. Its batch is in {path}; look at its rewards and lengths, then "
+                f"lower train.lr (now {train.lr}) or train.max_grad_norm."
+            )
+
+    def record(self, step: int, sampled: Sampled, pool: Pool) -> None:
+        """One line of metrics, and some completions to read."""
+        progress, run = self.progress, self.run
+        seen = sampled.pool.over_processes()
+        metrics = _reward_metrics(seen)
+        metrics |= _value_metrics(pool.means())
+        counts = {
+            "tokens/prompt": sampled.tokens_prompt,
+            "tokens/generated": sampled.tokens_generated,
+            "tokens/wasted": sampled.tokens_wasted,
+            "completions": sampled.completions,
+            "flops": self._flops(sampled),
+        }
+        counts = {name: sum(values) for name, values in _columns(gathered(counts)).items()}
+        progress.tokens_generated += int(counts["tokens/generated"])
+        progress.tokens_wasted += int(counts["tokens/wasted"])
+        progress.completions += int(counts["completions"])
+        progress.flops += counts.pop("flops")
+        trained = progress.tokens_trained - getattr(self, "_trained_before", 0)
+        self._trained_before = progress.tokens_trained
+        phases = run.timer.drain()
+        for name, seconds in phases.items():
+            progress.phases[name] = progress.phases.get(name, 0.0) + seconds
+        metrics |= counts
+        metrics |= {
+            "tokens/trained": trained,
+            "tokens/sampled_total": progress.tokens_generated,
+            "tokens/trained_total": progress.tokens_trained,
+            "completions_total": progress.completions,
+            "skipped_updates": progress.skipped_updates,
+            "empty_batch": float(sampled.batch is None),
+            "flops": progress.flops,
+            "seconds/step": self._step_seconds,
+            "seconds/total": progress.seconds,
+            "tokens_per_second": (counts["tokens/generated"] or trained) / self._step_seconds,
+        }
+        metrics |= {f"seconds/{name}": seconds for name, seconds in phases.items()}
+        metrics |= {f"state/{name}": value for name, value in run.models.state.items()}
+        metrics |= self.memory.drain()
+        if not self.components:
+            self.components = self._component_bytes()
+        self._warn(metrics)
+        self.recorder.step(step, progress.updates, metrics)
+        wanted = self.recorder.rollouts_wanted(step)
+        if wanted and sampled.batch is not None and sampled.batch.rewards is not None:
+            self.recorder.rollouts(step, list(self._rows(sampled, wanted)))
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluate on schedule, and look whether the target of `train.stop_at` is reached."""
+        every = self.run.config.evaluate.every
+        stop = self.run.config.train.stop_at
+        heldout = self.run.heldout
+        reached = self.progress.decay_from is not None
+        if stop.metric and heldout and not reached and step % stop.every == 0:
+            with self.run.timer("evaluate"), self._quietly():
+                value = self.run.evaluator.greedy_accuracy(heldout, stop.problems)
+            self.recorder.display.accuracy(value)
+            if value >= stop.value:
+                self.progress.decay_from = self.progress.updates
+                last = min(step + stop.decay_steps, self.run.config.train.steps)
+                self.progress.stop_step = last
+        last = step >= (self.progress.stop_step or self.run.config.train.steps)
+        if every and step % every == 0 and not last:
+            self.evaluate()
+
+    def checkpoint_if_due(self, step: int) -> None:
+        every = self.run.config.train.checkpoint_every
+        if every and step % every == 0:
+            self.checkpoint()
+
+    # evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """All sets, now; the best policy by the chosen metric is saved."""
+        run, step = self.run, self.progress.step
+        if self.progress.evaluated_at == step:
+            return
+        with run.timer("evaluate"), self.memory.phase("evaluate"), self._quietly():
+            results = run.evaluator.evaluate(run.policy, progress=self._task_progress)
+        self.progress.evaluated_at = step
+        common = {
+            "updates": self.progress.updates,
+            "tokens/sampled_total": self.progress.tokens_generated,
+            "tokens/trained_total": self.progress.tokens_trained,
+            "completions_total": self.progress.completions,
+            "seconds/total": self.progress.seconds,
+        }
+        for result in results:
+            self.recorder.evaluation(step, {**result.record, **common})
+            self.recorder.eval_samples(step, result.samples)
+        self._keep_best(results)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """The engine holds the policy's present weights while evaluating."""
+        self.run.engine.sync(self.run.policy)
+        yield
+
+    def _task_progress(self, name: str, total: int) -> Callable[[int], None]:
+        shown = self.recorder.display.task(f"evaluating {name}", total)
+        advance = shown.__enter__()
+        done = 0
+
+        def step(n: int) -> None:
+            nonlocal done
+            done += n
+            advance(n)
+            if done >= total:
+                shown.__exit__(None, None, None)
+
+        return step
+
+    def _keep_best(self, results: list[Evaluated]) -> None:
+        name = self.run.config.evaluate.best_metric
+        wanted, _, key = name.partition("/")
+        for result in results:
+            value = result.record.get(key)
+            if result.record["set"] != wanted or value is None:
+                continue
+            best = self.progress.best
+            if best is None or value > best["value"]:
+                self.progress.best = {
+                    "step": self.progress.step,
+                    "metric": name,
+                    "value": value,
+                }
+                self._save_policy("best")
+                if is_main():
+                    (self.folder / "best.json").write_text(json.dumps(self.progress.best))
+
+    def _save_policy(self, name: str) -> None:
+        """The policy as an ordinary transformers folder; the old one stays until it is whole."""
+        if is_main():
+            temporary, target = self.folder / f".{name}.tmp", self.folder / name
+            shutil.rmtree(temporary, ignore_errors=True)
+            save_policy(self.run.policy.model, self.run.tokenizer, temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.rename(target)
+        barrier()
+
+    # checkpoints -----------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Everything that the rest of the run depends on, at this step's end."""
+        run = self.run
+        with run.timer("checkpoint"):
+            if is_main():
+                tensors: dict[str, Any] = {}
+                for name, trainable in run.trainables.items():
+                    module = run.accelerator.unwrap_model(trainable.module)
+                    tensors[name] = module.state_dict()
+                    tensors[f"optimizer_{name}"] = trainable.optimizer.state_dict()
+                save_checkpoint(
+                    self.folder / "checkpoints",
+                    self.progress.step,
+                    tensors,
+                    {
+                        "progress": asdict(self.progress),
+                        "source": run.source.state_dict(),
+                        "algorithm": run.models.state,
+                        "start_hash": run.start_hash,
+                        "components": self.components,
+                    },
+                    offsets=self.recorder.offsets(),
+                    config_hash=self.config_hash,
+                    keep=run.config.train.keep_checkpoints,
+                )
+            barrier()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        run, state = self.run, checkpoint.state
+        if state["start_hash"] != run.start_hash:
+            raise TrainingError(
+                f"{checkpoint.folder} started from other weights (hash {state['start_hash']}, now "
+                f"{run.start_hash}): the model at model.path changed. Restore it, or start anew "
+                "with resume=never in another output folder."
+            )
+        for name, trainable in run.trainables.items():
+            module = run.accelerator.unwrap_model(trainable.module)
+            module.load_state_dict(checkpoint.load(name))
+            trainable.optimizer.load_state_dict(checkpoint.load(f"optimizer_{name}"))
+        self.progress = Progress(**state["progress"])
+        self._trained_before = self.progress.tokens_trained
+        self.components = state["components"]
+        run.source.load_state_dict(state["source"])
+        run.models.state = dict(state["algorithm"])
+        run.engine.sync(run.policy)
+
+    def _count_presampled(self) -> None:
+        """Own samples that became pairs cost what they cost, in this run's budget."""
+        made = self.run.presampled
+        assert made is not None
+        self.progress.tokens_generated = made.tokens_generated
+        self.progress.completions = made.completions
+        self.progress.seconds = made.seconds
+        self.progress.phases["pairs"] = made.seconds
+        if is_main():
+            lengths = [made.tokens_generated], [made.tokens_prompt]
+            self.progress.flops = float(
+                self._costs["policy"].forward([1], 1) * (lengths[0][0] + lengths[1][0])
+            )
+
+    # the end ---------------------------------------------------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        """Last evaluation and checkpoint, the policy's folder, memory.json, and the summary."""
+        evaluate = self.run.config.evaluate
+        if evaluate.last or (evaluate.first and self.progress.step == 0):
+            self.evaluate()
+        self.checkpoint()
+        self._save_policy("policy")
+        record = {**self.memory.record(), "components": self.components or self._component_bytes()}
+        self.recorder.memory(record)
+        summary = self._summary(record) if is_main() else {}
+        self.recorder.summary(summary)
+        return from_main(summary)
+
+    def _summary(self, memory: Mapping[str, Any]) -> dict[str, Any]:
+        run, progress = self.run, self.progress
+        lines = read_lines(self.folder / METRICS)
+        evals = read_lines(self.folder / EVALS)
+        rewards = [line["reward/total"] for line in lines if line.get("reward/total") is not None]
+        last = {record["set"]: _scores(record) for record in evals}
+        first = {record["set"]: _scores(record) for record in reversed(evals)}
+        groups = [line for line in lines if "groups/dead" in line]
+        phases = {**progress.phases, **_rest(run.timer.drain())}
+        return {
+            "status": "finished",
+            "algorithm": run.algorithm.name,
+            "name": self.folder.parent.name,
+            "experiment": self.folder.parent.parent.name,
+            "seed": run.config.seed,
+            "steps": progress.step,
+            "updates": progress.updates,
+            "skipped_updates": progress.skipped_updates,
+            "config_hash": self.config_hash,
+            "start_hash": run.start_hash,
+            "first": first,
+            "final": last,
+            "best": progress.best,
+            "reward": _mean(rewards[-REWARD_STEPS:]),
+            "kl_to_start": last.get("heldout", {}).get("kl_to_start"),
+            "tokens": {
+                "generated": progress.tokens_generated,
+                "trained": progress.tokens_trained,
+                "wasted": progress.tokens_wasted,
+            },
+            "completions": progress.completions,
+            "seconds": {"total": progress.seconds, **phases},
+            "peak_bytes": {"rss": memory["rss_peak"], **memory["phases"]},
+            "flops": progress.flops,
+            "dead_groups": {
+                name: _mean([line[f"groups/{name}"] for line in groups])
+                for name in ("dead", "all_right", "all_wrong", "tied")
+            }
+            if groups
+            else {},
+        }
+
+    # figures ---------------------------------------------------------------------------------
+
+    def _component_bytes(self) -> dict[str, dict[str, int]]:
+        models = self.run.models
+        modules = {
+            name: getattr(models, name)
+            for name in ("policy", "critic", "reference", "reward_model")
+        }
+        optimizers = {
+            name: getattr(trainable.optimizer, "optimizer", trainable.optimizer)
+            for name, trainable in self.run.trainables.items()
+        }
+        found = component_bytes(modules, optimizers)
+        for name, module in modules.items():
+            if name in self.run.trainables and module is not None:
+                # Gradients are freed after each update; while it lasts each weight has one.
+                trained = [p for p in module.parameters() if p.requires_grad]
+                found[name]["gradients"] = sum(p.numel() * p.element_size() for p in trained)
+        return found
+
+    def _flops(self, sampled: Sampled) -> float:
+        """Estimated operations of this process's step: sampling, scoring passes, training."""
+        batch = sampled.batch
+        if batch is None:
+            return 0.0
+        lengths = batch.lengths.tolist()
+        new = batch.completion_lengths.tolist()
+        policy = self._costs["policy"]
+        algorithm, models = self.run.algorithm, self.run.models
+        passes = algorithm.epochs
+        total = 0.0
+        if sampled.tokens_generated:
+            prompts = batch.prompt_lengths.tolist()[:: batch.group_size]
+            total += policy.generate(prompts, new, batch.group_size)
+        forward = policy.forward(lengths, sum(new))
+        total += passes * (forward + policy.backward(lengths, sum(new)))
+        total += forward * (batch.old_logprobs is not None)
+        total += forward * (models.reference is not None)
+        if "critic" in self._costs:
+            critic = self._costs["critic"]
+            total += (passes + 1) * critic.forward(lengths) + passes * critic.backward(lengths)
+        return total
+
+    def _warn(self, metrics: Mapping[str, float]) -> None:
+        truncated = metrics.get("truncated", 0.0)
+        if truncated > 0.5:
+            self.recorder.warning(
+                "truncated",
+                f"{truncated:.0%} of the completions were cut at "
+                f"{self.run.max_completion_length} new tokens. A cut answer cannot be right: raise "
+                "rollout.max_new_tokens.",
+            )
+        timeouts = metrics.get("reason/timeout", 0.0)
+        if timeouts > 0.05:
+            self.recorder.warning(
+                "reward_timeout", f"{timeouts:.0%} of the verdicts ran into their time limit."
+            )
+        if metrics.get("empty_batch"):
+            self.recorder.warning(
+                "empty_batch", "no group carried a signal, so the step made no update."
+            )
+
+    def _rows(self, sampled: Sampled, count: int) -> Iterator[dict[str, Any]]:
+        batch = sampled.batch
+        assert batch is not None and batch.rewards is not None
+        spread = torch.linspace(0, batch.n_rows - 1, min(count, batch.n_rows)).long().tolist()
+        for i in spread:
+            text: RowText = sampled.texts[int(batch.row_keys[i])]
+            mask = batch.completion_mask[i]
+            advantage = None
+            if batch.advantages is not None and bool(mask.any()):
+                advantage = float(batch.advantages[i][mask].mean())
+            yield {
+                "prompt_id": text.prompt.id,
+                "prompt": prompt_text(text.prompt),
+                "answer": text.prompt.columns.get("answer"),
+                "text": text.completion.text,
+                "token_ids": list(text.completion.token_ids),
+                "reward": text.total,
+                "rewards": text.components,
+                "reason": text.reason,
+                "advantage": advantage,
+                "logprob": sum(text.completion.logprobs),
+                "length": len(text.completion.token_ids),
+                "truncated": text.completion.truncated,
+                "seed": self.run.config.seed,
+                "policy_version": self.progress.updates - self.run.algorithm.updates_per_step,
+            }
+
+
+def _reward_metrics(seen: Pool) -> dict[str, float]:
+    means = seen.means()
+    rows = seen.sum("rows")
+    if "reward/total" in means:
+        variance = means.pop("reward/squared") - means["reward/total"] ** 2
+        means["reward/std"] = math.sqrt(max(variance, 0.0))
+    for name in list(seen._totals):
+        if name.startswith("reason/"):
+            means[name] = seen.sum(name) / max(rows, 1)
+    if not means.get("reward/abstained", 1.0):
+        means.pop("reward/abstained")
+    return means
+
+
+def _value_metrics(means: dict[str, float]) -> dict[str, float]:
+    if "return_squared" in means:
+        variance = means.pop("return_squared") - means["return"] ** 2
+        if variance > 0:
+            means["explained_variance"] = 1 - means["value_error"] / variance
+    return means
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of an evaluation, without the outcomes of single problems."""
+    left_out = {"outcomes", "greedy_outcomes", "problem_ids", "set", "seconds"}
+    return {name: value for name, value in record.items() if name not in left_out}
+
+
+def _columns(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _rest(phases: Mapping[str, float]) -> dict[str, float]:
+    """Phases after the last step: the final evaluation and checkpoint."""
+    return {name: seconds for name, seconds in phases.items() if seconds > 0}

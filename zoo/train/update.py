@@ -1,0 +1,115 @@
+"""One optimizer step: micro-batches, one backward for each loss term, clip, step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.algorithms.base import Algorithm
+from zoo.batch import Batch, Scale
+from zoo.distributed import gathered, largest, world_size
+from zoo.models.models import Models
+from zoo.train.metrics import Pool
+
+
+@dataclass
+class Trainable:
+    """A module under training with its optimizer, both prepared by accelerate."""
+
+    module: nn.Module
+    optimizer: Any
+    lr: float
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What an update did."""
+
+    applied: bool  # False: refused because something was not finite
+    reason: str  # of the refusal
+    tokens: int  # trained tokens of all processes
+
+
+def global_scale(batch: Batch, max_completion_length: int) -> Scale:
+    """The sizes of the optimizer step, summed over processes."""
+    mine = batch.local_scale(max_completion_length)
+    parts = gathered((mine.tokens, mine.sequences, mine.groups))
+    tokens, sequences, groups = (sum(column) for column in zip(*parts, strict=True))
+    return Scale(tokens, sequences, groups, max_completion_length)
+
+
+def update(
+    batch: Batch,
+    algorithm: Algorithm,
+    models: Models,
+    trainables: dict[str, Trainable],
+    *,
+    max_completion_length: int,
+    micro_batch_tokens: int,
+    max_grad_norm: float | None,
+    pool: Pool,
+) -> Updated:
+    """One optimizer step on a minibatch, the same on every process.
+
+    The losses are divided by the sizes of the whole step, so the gradient does not depend on how
+    it is cut into micro-batches or dealt to processes. A step whose loss or gradient is not finite
+    is refused: weights and optimizer states stay as they were.
+    """
+    scale = global_scale(batch, max_completion_length)
+    coupled = algorithm.needs.rows_coupled
+    parts = int(largest(batch.micro_batches_needed(micro_batch_tokens, coupled)))
+    pieces = batch.replace(scale=scale).split(parts, coupled)
+    local = Pool()
+    bad = ""
+    for index, piece in enumerate(pieces):
+        last = index == len(pieces) - 1
+        with contextlib.ExitStack() as stack:
+            if not last:
+                for trainable in trainables.values():
+                    if hasattr(trainable.module, "no_sync"):
+                        stack.enter_context(trainable.module.no_sync())  # pyright: ignore
+            for term in algorithm.losses(piece, models):
+                value = float(term.loss.detach())
+                if not math.isfinite(value):
+                    bad = bad or f"loss/{term.name} is {value}"
+                # DDP averages over processes; we divided by global sizes, so undo the average.
+                (term.loss * world_size()).backward()
+                local.add(f"loss/{term.name}", value, 0)
+                local.add_all(term.metrics)
+    norms = {}
+    for name, trainable in trainables.items():
+        norms[name] = grad_norm(trainable.module, max_grad_norm)
+        if not math.isfinite(norms[name]):
+            bad = bad or f"the gradient norm of the {name} is {norms[name]}"
+    # One process's bad loss is every process's: all must refuse together.
+    bad = next((reason for reason in gathered(bad) if reason), "")
+    for name, trainable in trainables.items():
+        if not bad:
+            trainable.optimizer.step()
+            pool.add(f"grad_norm/{name}", norms[name])
+        trainable.optimizer.zero_grad(set_to_none=True)
+    if not bad:
+        for name, total in _sums(local):
+            pool.add(name, *total)
+    return Updated(applied=not bad, reason=bad, tokens=scale.tokens)
+
+
+def _sums(local: Pool) -> Iterator[tuple[str, tuple[float, float]]]:
+    """A step's pooled sums; a loss is a sum over micro-batches and counts once."""
+    for name, (total, count) in local.over_processes()._totals.items():
+        yield name, (total, 1.0 if name.startswith("loss/") else count)
+
+
+def grad_norm(module: nn.Module, max_norm: float | None) -> float:
+    """The 2-norm of a module's gradients; they are scaled down to `max_norm` where it is given."""
+    parameters = [p for p in module.parameters() if p.grad is not None]
+    if not parameters:
+        return 0.0
+    limit = math.inf if max_norm is None else max_norm
+    return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
