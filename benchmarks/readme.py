@@ -67,22 +67,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _origin(record: dict[str, Any], link: str) -> str:
-    machine = record.get("machine") or {}
-    if isinstance(machine, list):
-        machine = machine[0]
-    commit = record.get("commit")
-    commit = ", ".join(c[:10] for c in commit) if isinstance(commit, list) else str(commit)[:10]
+    commits, machines = _all(record.get("commit")), _all(record.get("machine"))
+    commit = ", ".join(str(one)[:10] for one in commits) or "unknown"
+    where = "; ".join(
+        f"{machine.get('cores')} cores ({machine.get('gpu') or machine.get('cpu')})"
+        for machine in machines
+    )
     dirty = " with uncommitted changes" if record.get("dirty") else ""
-    processor = machine.get("gpu") or machine.get("cpu")
     seeds = "; ".join(
         f"{label}: {', '.join(map(str, values))}" for label, values in record["seeds"].items()
     )
     return (
         f"Made by `{record['command']}` at commit {commit}{dirty} in {record['minutes']} minutes "
-        f"on {machine.get('cores')} cores ({processor}); seeds {seeds}. "
+        f"on {where}; seeds {seeds}. "
         f"[Page with completions to read]({link}/page.html) · [csv]({link}/table.csv) · "
         f"[record]({link}/record.json)"
     )
+
+
+def _all(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 if __name__ == "__main__":

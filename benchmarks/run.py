@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from benchmarks.suite import Suite, check_extra, read_suite, suite_names
 from zoo.cli import check_job, print_error
-from zoo.config import ConfigError
+from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import did_you_mean
 from zoo.launch import JobResult, LaunchResult, Status, command_line, launch
 
@@ -65,7 +66,9 @@ def _run(
 ) -> int:
     console = Console()
     labels, jobs = suite.jobs(extra)
-    seconds: dict[str, float] = {}
+    if check is not None:
+        for job in jobs[: len(suite.arms)]:  # every arm once: seeds change nothing here
+            check(job)
     console.print(Text(suite.title, style="bold"))
     console.print(
         Text(
@@ -78,8 +81,7 @@ def _run(
         labels=labels,
         command=command,
         jobs_at_once=jobs_at_once,
-        check=check,
-        on_end=lambda job: seconds.update(_add_seconds(job)),
+        on_end=_add_seconds,
         console=console,
     )
     _report(suite, result, out, extra, console)
@@ -124,16 +126,15 @@ def _report(
     )
 
 
-def _add_seconds(job: JobResult) -> dict[str, float]:
+def _add_seconds(job: JobResult) -> None:
     """Adds what a job took to the record beside its runs, which outlives this process."""
     if job.folder is None or not job.folder.is_dir() or job.status is Status.skipped:
-        return {}
+        return
     beside = job.folder.parents[1]
     seconds = _read_seconds(beside)
     key = f"{job.folder.parent.name}/{job.folder.name}"
     seconds[key] = round(seconds.get(key, 0.0) + job.seconds, 2)
     (beside / SECONDS).write_text(json.dumps(seconds, indent=1), encoding="utf-8")
-    return seconds
 
 
 def _read_seconds(beside: Path) -> dict[str, float]:
@@ -145,6 +146,7 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Options of this script, and overrides for the runs."""
     options: dict[str, str] = {}
     extra = []
+    settings = [field.name for field in fields(RunConfig)]
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals and not text.startswith("~"):
@@ -154,7 +156,7 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             )
         if key in OPTIONS:
             options[key] = value
-        elif near := did_you_mean(key, OPTIONS):
+        elif key not in settings and (near := did_you_mean(key, OPTIONS)):
             raise ConfigError(f"There is no option {key!r} ({text}).{near}")
         else:
             extra.append(text)

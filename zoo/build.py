@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from transformers import PreTrainedTokenizerBase
 
 from zoo.algorithms.base import Algorithm, DataKind
-from zoo.config import ConfigError, RunConfig
+from zoo.config import ConfigError, ModelConfig, RunConfig
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import (
@@ -57,7 +56,7 @@ class Run:
     config: RunConfig
     algorithm: Algorithm
     accelerator: Accelerator
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     models: Models
     trainables: dict[str, Trainable]
     source: Any  # RolloutSource or DatasetSource
@@ -69,7 +68,6 @@ class Run:
     policy: Policy  # unwrapped
     heldout: TokenizedSet | None = None
     presampled: PairSet | None = None  # what pair sampling cost, if the data are own samples
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def check(config: RunConfig) -> None:
@@ -84,7 +82,7 @@ def check(config: RunConfig) -> None:
     offers = set(data.offers)
     name = algorithm.name or type(algorithm).__name__
     data_name = type(data).__name__
-    reward = config.reward or (data.verifier() if "prompts" in offers else None)
+    reward = _reward(config)
     kind = str(needs.data)
     if kind not in offers:
         sampled = needs.data is DataKind.pairs and "prompts" in offers
@@ -143,123 +141,162 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     return Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
 
 
+@dataclass
+class Start:
+    """A policy with what belongs to it: tokenizer, stop tokens, engine."""
+
+    model: ModelConfig  # without a recipe: where the weights really came from
+    tokenizer: Any
+    policy: Policy
+    engine: Any
+    stops: tuple[int, ...]
+    pad: int
+    limit: int  # of new tokens
+
+
+def load_start(config: RunConfig, device: torch.device, temperature: float, task: Task) -> Start:
+    """The starting policy, on its device, with an engine that holds its weights.
+
+    Raises:
+        ConfigError: nothing to load, or a tokenizer and a model that do not fit together.
+    """
+    found = resolve_start(config.model, task)
+    tokenizer: Any = load_tokenizer(found)
+    # The others wait for the main process, so that a hub is asked once.
+    if not is_main():
+        barrier()
+    model = load_model(found, config.seed)
+    if is_main():
+        barrier()
+    _check_vocabulary(tokenizer, model)
+    stops = stop_token_ids(tokenizer, getattr(model, "generation_config", None))
+    policy = Policy(model, temperature).to(device)
+    policy.check_head()
+    pad = int(tokenizer.pad_token_id)
+    engine = config.rollout.engine(lambda ids: decode_completion(tokenizer, ids, stops), pad)
+    engine.sync(policy)
+    limit = config.rollout.max_new_tokens or config.data.max_new_tokens
+    return Start(found, tokenizer, policy, engine, stops, pad, limit)
+
+
+def make_evaluator(
+    config: RunConfig, start: Start, again: Callable[[], Policy] | None = None
+) -> Evaluator:
+    """The evaluator of the data's sets; `again` loads the start afresh to measure drift from it."""
+    settings = config.evaluate
+    return Evaluator(
+        sets=tokenized_sets(start.tokenizer, config.data.evaluation_sets(), settings.problems),
+        engine=start.engine,
+        samples=settings.samples,
+        pass_k=settings.pass_k,
+        greedy=settings.greedy,
+        max_new_tokens=start.limit,
+        stop_token_ids=start.stops,
+        seed=config.seed,
+        pad_token_id=start.pad,
+        texts_written=settings.texts_written,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        load_start=again if settings.kl_to_start else None,
+        device=next(start.policy.parameters()).device,
+    )
+
+
 def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     """Load what the algorithm needs, and nothing else.
 
     Raises:
         ConfigError: models, data or tokenizer that do not fit together.
     """
-    algorithm, data = config.algorithm, config.data
+    algorithm = config.algorithm
     needs = algorithm.needs
     device = accelerator.device
-    model_config = resolve_start(config.model, task)
-    tokenizer = load_tokenizer(model_config)
-    # All processes but one wait, so that a hub is asked once.
-    if not is_main():
-        barrier()
-    model = load_model(model_config, config.seed)
-    if is_main():
-        barrier()
-    start_hash = weights_hash(model)
-    _check_vocabulary(tokenizer, model)
-    stops = stop_token_ids(tokenizer, getattr(model, "generation_config", None))
-    pad = int(tokenizer.pad_token_id)  # pyright: ignore
-    limit = config.rollout.max_new_tokens or data.max_new_tokens
-    timer = Timer(device)
     on_policy = needs.data is DataKind.prompts
     temperature = config.rollout.temperature if on_policy else 1.0
-    policy = Policy(model, temperature).to(device)
-    policy.check_head()
-    engine = config.rollout.engine(lambda ids: decode_completion(tokenizer, ids, stops), pad)
-    engine.sync(policy)
-    sampling = Sampling(config.rollout.temperature, limit, stops)
+    start = load_start(config, device, temperature, task)
+    start_hash = weights_hash(start.policy.model)
+    timer = Timer(device)
 
-    def start() -> Policy:
-        return load_reference(model_config, config.seed, temperature, str(device))
+    def again() -> Policy:
+        return load_reference(start.model, config.seed, temperature, str(device))
 
-    models = Models(policy=policy, micro_batch_tokens=config.train.micro_batch_tokens)
+    models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = algorithm.initial_state()
-    reward = config.reward or (data.verifier() if "prompts" in data.offers else None)
     presampled = None
     if on_policy:
-        prompts = tokenize_prompts(tokenizer, data.prompts())
-        source: Any = RolloutSource(
-            prompts,
-            engine,
-            reward,
-            groups=config.train.groups,
-            group_size=config.rollout.group_size,
-            sampling=sampling,
-            seed=config.seed,
-            pad_token_id=pad,
-            keep=algorithm.keep,
-            max_rounds=config.rollout.max_rounds,
-            timer=timer,
-        )
+        source: Any = _rollouts(config, start, timer)
     else:
-        groups, presampled = _groups(
-            config, tokenizer, stops, engine, reward, sampling, start_hash, task
-        )
-        source = DatasetSource(groups, config.train.groups, config.seed, pad)
+        groups, presampled = _groups(config, start, start_hash, task)
+        source = DatasetSource(groups, config.train.groups, config.seed, start.pad)
     if needs.reference and on_policy:
-        models.reference = start()
+        models.reference = again()
     elif needs.reference:
         source.ref_logprobs = _cached_reference(
-            config, source, start, start_hash, temperature, models, task
+            config, source, again, start_hash, temperature, models, task
         )
-
-    critic = None
     if needs.critic:
-        critic = _critic(config, model_config)
-        critic.to(device)
-    trainables: dict[str, Trainable] = {}
-    modules = {"policy": policy, "critic": critic}
-    for role in needs.trains:
-        module = modules.get(role)
-        if module is None:
-            raise ConfigError(
-                f"algorithm={algorithm.name} trains {role!r}, which this version cannot build."
-            )
-        lr = config.train.lr
-        if role == "critic" and config.train.critic_lr is not None:
-            lr = config.train.critic_lr
-        optimizer = make_optimizer(module, config.train, lr)
-        wrapped, optimizer = accelerator.prepare(module, optimizer)
-        trainables[role] = Trainable(wrapped, optimizer, lr)
-        setattr(models, role, wrapped)
-    sets = tokenized_sets(tokenizer, data.evaluation_sets(), config.evaluate.problems)
-    evaluator = Evaluator(
-        sets=sets,
-        engine=engine,
-        samples=config.evaluate.samples,
-        pass_k=config.evaluate.pass_k,
-        greedy=config.evaluate.greedy,
-        max_new_tokens=limit,
-        stop_token_ids=stops,
-        seed=config.seed,
-        pad_token_id=pad,
-        texts_written=config.evaluate.texts_written,
-        micro_batch_tokens=config.train.micro_batch_tokens,
-        load_start=start if config.evaluate.kl_to_start else None,
-        device=device,
-    )
+        models.critic = _critic(config, start.model).to(device)
+    evaluator = make_evaluator(config, start, again)
     return Run(
         config=config,
         algorithm=algorithm,
         accelerator=accelerator,
-        tokenizer=tokenizer,
+        tokenizer=start.tokenizer,
         models=models,
-        trainables=trainables,
+        trainables=_trainables(config, models, accelerator),
         source=source,
         evaluator=evaluator,
-        engine=engine,
+        engine=start.engine,
         timer=timer,
         start_hash=start_hash,
-        max_completion_length=limit,
-        policy=policy,
-        heldout=next((s for s in sets if s.name == "heldout"), None),
+        max_completion_length=start.limit,
+        policy=start.policy,
+        heldout=next((s for s in evaluator.sets if s.name == "heldout"), None),
         presampled=presampled,
     )
+
+
+def _trainables(
+    config: RunConfig, models: Models, accelerator: Accelerator
+) -> dict[str, Trainable]:
+    """An optimizer for each trained module, both prepared by accelerate."""
+    trainables = {}
+    for role in config.algorithm.needs.trains:
+        module = getattr(models, role, None)
+        if module is None:
+            raise ConfigError(
+                f"algorithm={config.algorithm.name} trains {role!r}, but its `needs` load none: "
+                "only a module that is loaded can be trained."
+            )
+        lr = config.train.lr
+        if role == "critic" and config.train.critic_lr is not None:
+            lr = config.train.critic_lr
+        wrapped, optimizer = accelerator.prepare(module, make_optimizer(module, config.train, lr))
+        trainables[role] = Trainable(wrapped, optimizer, lr)
+        setattr(models, role, wrapped)
+    return trainables
+
+
+def _rollouts(config: RunConfig, start: Start, timer: Timer) -> RolloutSource:
+    return RolloutSource(
+        tokenize_prompts(start.tokenizer, config.data.prompts()),
+        start.engine,
+        _reward(config),
+        groups=config.train.groups,
+        group_size=config.rollout.group_size,
+        sampling=Sampling(config.rollout.temperature, start.limit, start.stops),
+        seed=config.seed,
+        pad_token_id=start.pad,
+        keep=config.algorithm.keep,
+        max_rounds=config.rollout.max_rounds,
+        timer=timer,
+    )
+
+
+def _reward(config: RunConfig) -> Any:
+    """The configured reward, else the data's own verifier, else None."""
+    if config.reward is not None:
+        return config.reward
+    return config.data.verifier() if "prompts" in config.data.offers else None
 
 
 def _check_vocabulary(tokenizer: Any, model: Any) -> None:
@@ -281,17 +318,10 @@ def _critic(config: RunConfig, start: Any) -> Critic:
 
 
 def _groups(
-    config: RunConfig,
-    tokenizer: Any,
-    stops: tuple[int, ...],
-    engine: Any,
-    reward: Reward | None,
-    sampling: Sampling,
-    start_hash: str,
-    task: Task,
+    config: RunConfig, start: Start, start_hash: str, task: Task
 ) -> tuple[list[Group], PairSet | None]:
     """The groups of an offline run: from the data, or pairs sampled from the start."""
-    data = config.data
+    data, tokenizer, stops = config.data, start.tokenizer, start.stops
     kind = config.algorithm.needs.data
     if kind is DataKind.examples:
         examples = data.examples()
@@ -311,10 +341,8 @@ def _groups(
             for prompt, ids, row in zip(prompts, encoded, rows, strict=True)
         ], None
     if "pairs" in data.offers:
-        pairs: list[PreferencePair] = data.pairs()
-        return _pair_groups(tokenizer, pairs, stops), None
-    assert reward is not None
-    made = _sampled_pairs(config, tokenizer, stops, engine, reward, sampling, start_hash, task)
+        return _pair_groups(tokenizer, data.pairs(), stops), None
+    made = _sampled_pairs(config, start, start_hash, task)
     if not made.pairs:
         raise ConfigError(
             f"none of the {made.completions} sampled completions made a pair: in every group all "
@@ -344,30 +372,24 @@ def _pair_groups(tokenizer: Any, pairs: list[PreferencePair], stops: Any) -> lis
     ]
 
 
-def _sampled_pairs(
-    config: RunConfig,
-    tokenizer: Any,
-    stops: tuple[int, ...],
-    engine: Any,
-    reward: Reward,
-    sampling: Sampling,
-    start_hash: str,
-    task: Task,
-) -> PairSet:
-    data, rollout = config.data, config.rollout
-    prompts = tokenize_prompts(tokenizer, data.prompts())
+def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task) -> PairSet:
+    """The start's own samples, paired by the reward, under the budget of an on-policy run."""
+    data, rollout, engine = config.data, config.rollout, start.engine
+    reward: Reward = _reward(config)
+    sampling = Sampling(rollout.temperature, start.limit, start.stops)
+    prompts = tokenize_prompts(start.tokenizer, data.prompts())
     budget = rollout.pair_completions
     if budget is None:
         budget = max(config.train.steps, 1) * config.train.groups * rollout.group_size
     gold = None
-    if getattr(data, "chosen_is_gold", False):
-        gold = _gold(tokenizer, data, stops)
+    if getattr(data, "pair_with_gold", False):
+        gold = _gold(start.tokenizer, data, start.stops)
     described = resolved(config)
     key = {
         "start": start_hash,
         "data": described["data"],
-        "reward": described["reward"],
-        "sampling": [sampling.temperature, sampling.max_new_tokens, list(stops)],
+        "reward": described["reward"] or "verifier",
+        "sampling": [sampling.temperature, sampling.max_new_tokens, list(start.stops)],
         "dtype": rollout.dtype,
         "group_size": rollout.group_size,
         "groups": config.train.groups,

@@ -6,11 +6,14 @@ import argparse
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +22,6 @@ from zoo.config import ConfigError, RunConfig
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-RUN_DIR_FILE = "ZOO_RUN_DIR_FILE"  # a run writes the path of its folder into this file
 USAGE = 2  # exit status of a mistake in the command, as of any Unix tool
 MAX_ERROR_LINES = 12
 
@@ -84,13 +86,9 @@ def run_composed(cfg: DictConfig) -> dict[str, Any]:
     put_working_directory_on_path()  # a launcher's worker process starts without it
     config = structured(cfg)
     folder = run_dir(config)
-    if target := os.environ.get(RUN_DIR_FILE):
-        Path(target).write_text(str(folder.absolute()), encoding="utf-8")
     try:
-        from zoo.build import check
         from zoo.train.run import run
 
-        check(config)
         return run(config)
     except ConfigError:
         raise
@@ -115,9 +113,7 @@ def check_job(overrides: list[str]) -> None:
 
 def print_error(message: str) -> None:
     """One block on standard error, of at most a dozen lines."""
-    import textwrap
-
-    width = 100 if not sys.stderr.isatty() else min(100, os.get_terminal_size(2).columns)
+    width = min(100, shutil.get_terminal_size().columns) if sys.stderr.isatty() else 100
     lines = [
         line
         for paragraph in message.strip().splitlines()
@@ -150,6 +146,8 @@ def _dispatch(arguments: list[str]) -> int:
     if options.help or not arguments:
         print_help(overrides)
         return 0
+    if options.cfg == "job" and options.package not in (None, "_global_"):
+        _check_package(options.package, overrides)
     if options.shell_completion or options.hydra_help or options.info or options.cfg:
         return _through_hydra(_hydra_arguments(options, overrides))
     if options.multirun:
@@ -161,8 +159,8 @@ def _dispatch(arguments: list[str]) -> int:
     from zoo.compose import compose
 
     cfg = compose(overrides, options.config_name or "config")
-    _interrupt_on_sigterm()
-    run_composed(cfg)
+    with _sigterm_as_interrupt():
+        run_composed(cfg)
     return 0
 
 
@@ -189,10 +187,11 @@ def _is_bare_word(argument: str) -> bool:
 
 
 def _unknown_word(word: str) -> str:
-    from zoo.compose import explain_bare_word
+    from zoo.compose import explain_bare_word, is_option_or_group
     from zoo.instantiate import nearest
 
-    if near := nearest(word, SUBCOMMANDS):
+    near = nearest(word, SUBCOMMANDS)
+    if near and not is_option_or_group(word):
         return (
             f"there is no subcommand {word!r}. Did you mean `zoo {near[0]}`? "
             f"Subcommands: {', '.join(SUBCOMMANDS)}."
@@ -248,6 +247,21 @@ def _add_folders(folders: Sequence[str]) -> None:
         os.environ[FOLDERS] = os.pathsep.join([*named, *before])
 
 
+def _check_package(package: str, overrides: list[str]) -> None:
+    from omegaconf import OmegaConf
+
+    from zoo.compose import compose
+    from zoo.instantiate import did_you_mean
+
+    cfg = compose(overrides)
+    if OmegaConf.select(cfg, package, throw_on_missing=False) is None:
+        near = did_you_mean(package, [str(key) for key in cfg], "--package ")
+        raise ConfigError(
+            f"--package {package}: the configuration has no such part, or it is null.{near} "
+            f"It has: {', '.join(str(key) for key in cfg)}."
+        )
+
+
 def _hydra_arguments(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     flags: list[str] = []
     for flag in ("multirun", "shell_completion", "hydra_help", "resolve"):
@@ -288,7 +302,8 @@ def _through_hydra(arguments: list[str]) -> int:
     try:
         with translated(overrides):
             if "--shell-completion" not in arguments:
-                prepare(overrides)
+                flags = [one for one in arguments if one.startswith("--")]
+                sys.argv = ["zoo", *flags, *prepare(overrides)]
             register()
             decorate = hydra.main(
                 version_base="1.3", config_path=str(config_dir()), config_name="config"
@@ -303,14 +318,21 @@ def _through_hydra(arguments: list[str]) -> int:
     return 0
 
 
-def _interrupt_on_sigterm() -> None:
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
     """A scheduler's SIGTERM ends a run as Ctrl-C does: with a checkpoint and a word on stderr."""
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt("(SIGTERM)")
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _record_failure(error: Exception, config: RunConfig, folder: Path) -> str:
@@ -325,13 +347,16 @@ def _record_failure(error: Exception, config: RunConfig, folder: Path) -> str:
     except OSError as problem:
         sys.stderr.write(text)
         where = f"The traceback is above: {path} cannot be written ({problem})."
-    first = (str(error).strip() or "(no message)").splitlines()[0]
-    if len(first) > 400:
-        first = first[:397] + "…"
+    # The first line of a foreign error says most; ours are written to be read whole.
+    lines = (str(error).strip() or "(no message)").splitlines()
+    ours = type(error).__module__.startswith("zoo.")
+    message = "\n".join(lines[:6]) if ours else lines[0]
+    if len(message) > 600:
+        message = message[:597] + "…"
+    how = "starts anew" if config.resume.name == "never" else "goes on from the last checkpoint"
     return (
-        f"the run stopped: {type(error).__name__}: {first}\n{where}\n"
-        f"With resume={config.resume.name} the same command "
-        + ("starts anew." if config.resume.name == "never" else "goes on from the last checkpoint.")
+        f"the run stopped: {type(error).__name__}: {message}\n{where}\n"
+        f"With resume={config.resume.name} the same command {how}."
     )
 
 

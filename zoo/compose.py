@@ -88,10 +88,10 @@ def compose(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictCon
 def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictConfig:
     """`compose` inside an open `hydra_session`."""
     with translated(overrides):
-        prepare(overrides)
+        overrides = prepare(overrides)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
-            return hydra_compose(config_name, overrides=list(overrides))
+            return hydra_compose(config_name, overrides=overrides)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def register() -> None:
 
 
 class MoreOptions(SearchPathPlugin):
-    """Options that do not come with zoo: the folders of `--config-dir` and of installed packages."""
+    """Options that do not come with zoo: folders of `--config-dir` and of installed packages."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for name, folder in more_folders():
@@ -163,11 +163,12 @@ def installed_folders() -> list[tuple[str, Path]]:
     return found
 
 
-def prepare(overrides: Sequence[str]) -> None:
-    """What must be settled before hydra sees the overrides: folders and names of experiments.
+def prepare(overrides: Sequence[str]) -> list[str]:
+    """The overrides as hydra takes them, once folders and names of experiments are settled.
 
     `experiment=NAME` takes a recipe of conf/experiment. A plain word that is no recipe, and no
-    near miss of one, only names the folder of the output.
+    near miss of one, only names the folder of the output. `reward=null` leaves the group empty,
+    which hydra writes `~reward`.
 
     Raises:
         ConfigError: a folder on hydra.searchpath does not exist.
@@ -186,16 +187,21 @@ def prepare(overrides: Sequence[str]) -> None:
         if override.key_or_group == "experiment"
         for name in _as_list(override)
     ]
-    if not wanted:
-        return
-    recipes = _recipes(extra)
+    recipes = _recipes(extra) if wanted else set()
     store = ConfigStore.instance()
     for name in wanted:
-        known = name in recipes or not isinstance(name, str | int) or isinstance(name, bool)
-        if known or not _PLAIN_WORD.fullmatch(str(name)) or nearest(str(name), recipes):
+        no_name = not isinstance(name, str | int) or isinstance(name, bool)
+        if (
+            no_name
+            or name in recipes
+            or not _PLAIN_WORD.fullmatch(str(name))
+            or nearest(str(name), recipes)
+        ):
             continue  # a recipe, or a mistake that hydra's message is about
         node = {"experiment": str(name)}
         store.store(group="experiment", name=str(name), node=node, package="_global_")
+    empty = {f"{group}=null": [f"~{group}"] for group in GROUPS} | {"experiment=null": []}
+    return [new for override in overrides for new in empty.get(override, [override])]
 
 
 def _recipes(searchpath: Sequence[str]) -> set[str]:
@@ -334,14 +340,10 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 def _explain_other(error: Exception, overrides: Sequence[str]) -> str:
     text = _first_line(error)
     if text.startswith("Config group override"):
-        bad = [
-            one
-            for one in overrides
-            if one.split("=")[0].lstrip("+~") in GROUPS and _option_of(one) is None
-        ]
-        given = bad[0] if bad else "an override"
-        group = given.split("=")[0].lstrip("+~")
-        return f"{given}: {group} is chosen by the name of an option. {_choices(group)}"
+        for given in overrides:
+            group = given.split("=")[0].lstrip("+~")
+            if group in GROUPS and _option_of(given) is None:
+                return f"{given}: {group} is chosen by the name of an option. {_choices(group)}"
     return f"{text}. Given: {' '.join(overrides)}"
 
 
@@ -355,14 +357,14 @@ def _explain_syntax(error: OverrideParseException) -> str:
     if "=" not in given and not given.startswith("~"):
         return explain_bare_word(given)
     reason = error.message.splitlines()[0].strip().rstrip(".")
+    if reason.startswith("Lexer"):  # the class of the exception, with the override repeated
+        reason = "a character, a space or a quote without its pair that has no meaning there"
     key = given.split("=")[0]
-    if any(sign in given.partition("=")[2] for sign in "'\"[]{}(),:$\\ =") or reason:
-        return (
-            f"{given!r} cannot be read: {reason}. Write key=value without spaces around the =; "
-            f"lists as {key}=[1,2]; a text with special characters in two pairs of quotes, as in "
-            f"""{key}="'a b'"."""
-        )
-    return f"{given!r} cannot be read. Write key=value."
+    return (
+        f"{given!r} cannot be read: {reason}. Write key=value without spaces around the =; "
+        f"lists as {key.strip()}=[1,2]; a text with special characters in two pairs of quotes, as "
+        f"""in {key.strip()}="'a b'"."""
+    )
 
 
 def explain_bare_word(word: str) -> str:
@@ -372,14 +374,25 @@ def explain_bare_word(word: str) -> str:
         return f"{word!r} is no key=value. Did you mean {group}={word}?"
     if word in GROUPS:
         return f"{word!r} is no key=value. {_choices(word)}"
-    near = suggest_keys(word, _known_keys([]))
-    hint = f" Did you mean {near[0]}=…?" if near else ""
+    homes = {option.name: g for g in GROUPS for option in _options_quietly(g)}
+    if near := nearest(word, homes):
+        hint = f" Did you mean {homes[near[0]]}={near[0]}?"
+    else:
+        keys = suggest_keys(word, _known_keys([]))
+        hint = f" Did you mean {keys[0]}=…?" if keys else ""
     return f"{word!r} is no key=value.{hint} `zoo --help` shows what there is."
+
+
+def is_option_or_group(word: str) -> bool:
+    """Whether a bare word names a group, or an option of one."""
+    return word in GROUPS or any(word == o.name for g in GROUPS for o in _options_quietly(g))
 
 
 def _explain_missing(error: MissingConfigException) -> str:
     missing = error.missing_cfg_file or ""
     group, _, name = missing.rpartition("/")
+    if (first := missing.partition("/"))[0] in GROUPS:
+        group, _, name = first
     if not group:
         return (
             f"there is no configuration {missing!r} (--config-name). The one of zoo is called "
@@ -391,6 +404,8 @@ def _explain_missing(error: MissingConfigException) -> str:
     names = list(error.options or [])
     near = did_you_mean(name, names, f"{group}=")
     listed = f" Options: {', '.join(names)}." if names else f" The group {group} has no options."
+    if group == "hydra/launcher" and name in ("joblib", "submitit_local", "submitit_slurm"):
+        near, inside = " It comes with an extra: pip install 'zoo-rl[sweep]'.", ""
     return f"there is no option {group}={name}{inside}.{near}{listed}"
 
 

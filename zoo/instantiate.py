@@ -117,15 +117,18 @@ def structured(cfg: DictConfig | Mapping[str, Any]) -> RunConfig:
     values.pop("hydra", None)
     for key in values:
         if key not in _parameters(RunConfig):
-            raise ConfigError(_unknown(key, values[key], "", "a run", all_keys(values)))
-    run: dict[str, Any] = {}
-    for name, parameter in _parameters(RunConfig).items():
-        if name not in values:
-            continue
-        if name in CLASS_GROUPS:
-            run[name] = None if values[name] is None else build(values[name], name)
-        else:
-            run[name] = convert(values[name], parameter.annotation, name, parameter.default)
+            known = [one for one in all_keys(values) if one.split(".")[0] != key]
+            raise ConfigError(_unknown(key, values[key], "", "a run", known))
+    parameters = _parameters(RunConfig)
+    run = {
+        name: convert(value, parameters[name].annotation, name, parameters[name].default)
+        for name, value in values.items()
+        if name not in CLASS_GROUPS
+    }
+    _check_values(RunConfig(**run))  # first, because building a class may import torch
+    for name in CLASS_GROUPS:
+        if values.get(name) is not None:
+            run[name] = build(values[name], name)
     config = RunConfig(**run)
     check(config)
     return config
@@ -162,6 +165,10 @@ def check(config: RunConfig) -> None:
                 f"{name} is not set (null): a run needs one. Choose {name}=NAME; "
                 f"`zoo --help` lists the options."
             )
+    _check_values(config)
+
+
+def _check_values(config: RunConfig) -> None:
     _check_model(config)
     _check_train(config.train)
     _check_evaluate_and_measure(config)
@@ -272,10 +279,14 @@ def did_you_mean(word: str, candidates: Iterable[str], prefix: str = "") -> str:
     return " Did you mean " + " or ".join(prefix + one for one in near) + "?"
 
 
-def nearest(word: str, candidates: Iterable[str], limit: int = 2) -> list[str]:
-    """The candidates that a typing error turns into `word`, best first."""
+def nearest(word: str, candidates: Iterable[str]) -> list[str]:
+    """The one or two candidates that a typing error turns into `word`, best first."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    found = difflib.get_close_matches(word.lower().replace("-", "_"), folded, limit, 0.6)
+    word = word.lower().replace("-", "_")
+    found = difflib.get_close_matches(word, folded, 2, 0.6)
+    if len(found) == 2:  # the second only where it is nearly as good
+        best, second = (difflib.SequenceMatcher(None, one, word).ratio() for one in found)
+        found = found if second > best - 0.06 else found[:1]
     return [folded[one] for one in found]
 
 

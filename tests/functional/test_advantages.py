@@ -188,9 +188,7 @@ def test_groups_agree_with_a_slow_loop(groups, scale, ddof):
         expected = [a for g in groups for a in by_hand(g, scale, ddof, 0.125, loo)]
         close(function(rewards, 3, **options), expected)
     ids = torch.arange(len(groups)).repeat_interleave(3)
-    close(
-        group_advantages_by_id(rewards, ids, **options), group_advantages(rewards, 3, **options)
-    )
+    close(group_advantages_by_id(rewards, ids, **options), group_advantages(rewards, 3, **options))
 
 
 def test_scaled_and_shifted_rewards_have_the_same_advantages():
@@ -275,9 +273,9 @@ def test_dead_groups_by_cause():
 
 def test_dead_groups_of_size_one_and_bad_thresholds():
     assert dead_groups(f64([1.0, 0.5]), 1).dead.tolist() == [True, True]
-    with pytest.raises(ValueError, match=r"worst must be below best, got worst=1 and best=1"):
+    with pytest.raises(ValueError, match=r"^worst must be below best, got worst=1 and best=1"):
         dead_groups(f64([1.0]), 1, best=1, worst=1)
-    with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^group_size must be at least 1, got 0"):
         dead_groups(f64([1.0]), 0)
 
 
@@ -295,7 +293,9 @@ def slow_gae(rewards, values, mask, bootstrap, gamma, lam):
     return out
 
 
-@pytest.mark.parametrize("gamma,lam", [(1.0, 0.95), (0.9, 0.8), (0.99, 1.0), (0.9, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize(
+    "gamma,lam", [(1.0, 0.95), (0.9, 0.8), (0.99, 1.0), (0.9, 0.0), (0.0, 0.5)]
+)
 @pytest.mark.parametrize("garbage", [0.0, 1e4, NAN])
 def test_gae_agrees_with_the_definition(gamma, lam, garbage):
     generator = torch.Generator().manual_seed(0)
@@ -368,7 +368,9 @@ def test_gae_at_lambda_1_is_monte_carlo_and_at_0_the_one_step_error():
     values = torch.randn(2, 4, generator=generator, dtype=F64)
     mask = torch.ones(2, 4, dtype=torch.bool)
     g = 0.9
-    discounts = torch.tensor([[g ** (u - t) if u >= t else 0.0 for u in range(4)] for t in range(4)])
+    discounts = torch.tensor(
+        [[g ** (u - t) if u >= t else 0.0 for u in range(4)] for t in range(4)]
+    )
     monte_carlo = rewards @ discounts.to(F64).T
     advantages, returns = gae(rewards, values, mask, gamma=g, gae_lambda=1.0)
     close(returns, monte_carlo, 1e-6)
@@ -430,11 +432,12 @@ def test_epsilon_of_whitening_is_added_to_the_deviation():
     d = 1e-8
     a = d / (math.sqrt(2) * d + 1e-8)
     close(whiten(f64([d, -d]), mask), [a, -a])
-    close(whiten(f64([1.0, -1.0]), mask, eps=0.5), [1 / (math.sqrt(2) + 0.5)] * 1 + [-1 / (math.sqrt(2) + 0.5)])
-    total = moments(f64([1.0, -1.0]), mask)
     close(
-        whiten(f64([1.0, -1.0]), mask, eps=0.5, total=total, ddof=0), [1 / 1.5, -1 / 1.5]
+        whiten(f64([1.0, -1.0]), mask, eps=0.5),
+        [1 / (math.sqrt(2) + 0.5)] * 1 + [-1 / (math.sqrt(2) + 0.5)],
     )
+    total = moments(f64([1.0, -1.0]), mask)
+    close(whiten(f64([1.0, -1.0]), mask, eps=0.5, total=total, ddof=0), [1 / 1.5, -1 / 1.5])
 
 
 def test_moments_by_hand_and_whitening_pooled_over_ranks():
@@ -463,6 +466,15 @@ def test_pooled_statistics_survive_a_large_mean():
     torch.testing.assert_close(
         whiten(values, mask, total=moments(values, mask)), expected, rtol=1e-4, atol=1e-4
     )
+
+
+def test_pooled_statistics_are_taken_in_float64_from_a_list_too():
+    # 2^25 + 1 is no float32 number; deviations of 1e-3 about a mean of 1000 need the digits.
+    values = f64([1000.0, 1000.001, 1000.002])
+    mask = torch.ones(3, dtype=torch.bool)
+    out = whiten(values, mask, total=moments(values, mask).tolist())
+    close(out, [-1.0, 0.0, 1.0], 1e-3)
+    assert moments(torch.tensor([33554432.0, 1.0]), mask[:2])[1].item() == 33554433.0
 
 
 def test_whitening_shows_a_nan_that_is_not_masked():
@@ -520,103 +532,116 @@ def test_B30_coefficient_zero_is_bitwise_no_reference():
 
 @pytest.mark.parametrize("function", [group_advantages, leave_one_out, dead_groups])
 def test_errors_of_group_functions(function):
-    with pytest.raises(ValueError, match=r"rewards must be floating point, got torch.int64 of shape \(4,\). Conv"):
+    with pytest.raises(
+        ValueError, match=r"^rewards must be floating point, got torch.int64 of shape \(4,\). Conv"
+    ):
         function(torch.tensor([1, 0, 1, 0]), 2)
-    with pytest.raises(ValueError, match=r"rewards must have 1 dimension\(s\), got 2: shape \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"^rewards must have 1 dimension\(s\), got 2: shape \(2, 2\)"
+    ):
         function(torch.zeros(2, 2), 2)
-    with pytest.raises(ValueError, match=r"rewards must be a torch.Tensor, got list"):
+    with pytest.raises(ValueError, match=r"^rewards must be a torch.Tensor, got list"):
         function([1.0, 0.0], 2)
     with pytest.raises(ValueError, match=r"whole groups of group_size=3, got 4 rows.*_by_id"):
         function(torch.zeros(4), 3)
-    with pytest.raises(ValueError, match=r"scored must have shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^scored must have shape \(4,\), got \(3,\)"):
         function(torch.zeros(4), 2, scored=torch.ones(3).bool())
-    with pytest.raises(ValueError, match=r"scored must be bool, got torch.float32 of shape \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"^scored must be bool, got torch.float32 of shape \(4,\)"
+    ):
         function(torch.zeros(4), 2, scored=torch.ones(4))
-    with pytest.raises(ValueError, match=r"rewards\[2\] is nan.*scored=False, not a number"):
+    with pytest.raises(ValueError, match=r"^rewards\[2\] is nan.*scored=False, not a number"):
         function(torch.tensor([0.0, 1.0, NAN, math.inf]), 2)
-    with pytest.raises(ValueError, match=r"rewards\[0\] is inf"):
+    with pytest.raises(ValueError, match=r"^rewards\[0\] is inf"):
         function(torch.tensor([math.inf, 1.0]), 2)
 
 
 def test_errors_of_options():
-    with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="^group_size must be at least 2, got 1"):
         leave_one_out(torch.zeros(4), 1)
-    with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^group_size must be at least 1, got 0"):
         group_advantages(torch.zeros(4), 0)
-    with pytest.raises(ValueError, match="std_over must be one of group, batch; got 'none'"):
+    with pytest.raises(ValueError, match="^std_over must be one of group, batch; got 'none'"):
         group_advantages(torch.zeros(4), 2, std_over="none")
     for function in (group_advantages, leave_one_out):
-        with pytest.raises(ValueError, match=r"ddof must be 0 \(population\) or 1 \(sample\), got 2"):
+        with pytest.raises(
+            ValueError, match=r"^ddof must be 0 \(population\) or 1 \(sample\), got 2"
+        ):
             function(torch.zeros(4), 2, ddof=2)
-        with pytest.raises(ValueError, match=r"eps must lie in \[0, inf\], got -1"):
+        with pytest.raises(ValueError, match=r"^eps must lie in \[0, inf\], got -1"):
             function(torch.zeros(4), 2, eps=-1)
-    with pytest.raises(ValueError, match=r"prompt_ids must have shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^prompt_ids must have shape \(4,\), got \(3,\)"):
         group_advantages_by_id(torch.zeros(4), torch.zeros(3).long())
-    with pytest.raises(ValueError, match=r"prompt_ids must have shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^prompt_ids must have shape \(4,\), got \(3,\)"):
         group_advantages_by_id(torch.zeros(4), ["a", "b", "c"])
-    with pytest.raises(ValueError, match=r"prompt_ids must hold integers, got torch.float32"):
+    with pytest.raises(ValueError, match=r"^prompt_ids must hold integers, got torch.float32"):
         group_advantages_by_id(torch.zeros(4), torch.zeros(4))
-    with pytest.raises(ValueError, match=r"rewards\[1\] is nan"):
+    with pytest.raises(ValueError, match=r"^rewards\[1\] is nan"):
         group_advantages_by_id(torch.tensor([0.0, NAN]), torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"scored must have shape \(2,\), got \(1,\)"):
+    with pytest.raises(ValueError, match=r"^scored must have shape \(2,\), got \(1,\)"):
         group_advantages_by_id(torch.zeros(2), [0, 0], scored=torch.ones(1).bool())
 
 
 def test_errors_of_gae():
     good = torch.zeros(2, 3)
     mask = good.bool()
-    with pytest.raises(ValueError, match=r"token_rewards must have 2 dimension\(s\), got 1"):
+    with pytest.raises(ValueError, match=r"^token_rewards must have 2 dimension\(s\), got 1"):
         gae(torch.zeros(3), good, mask)
-    with pytest.raises(ValueError, match=r"values must have shape \(2, 3\), got \(2, 1\): nothing is broadcast"):
+    with pytest.raises(
+        ValueError, match=r"^values must have shape \(2, 3\), got \(2, 1\): nothing is broadcast"
+    ):
         gae(good, good[:, :1], mask)
-    with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\), got \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"^mask must have shape \(2, 3\), got \(1, 3\)"):
         gae(good, good, mask[:1])
-    with pytest.raises(ValueError, match=r"mask must be bool, got torch.float32"):
+    with pytest.raises(ValueError, match=r"^mask must be bool, got torch.float32"):
         gae(good, good, good)
-    with pytest.raises(ValueError, match=r"bootstrap must have shape \(2,\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"^bootstrap must have shape \(2,\), got \(2, 1\)"):
         gae(good, good, mask, bootstrap=torch.zeros(2, 1))
-    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got 1.1"):
+    with pytest.raises(ValueError, match=r"^gamma must lie in \[0, 1\], got 1.1"):
         gae(good, good, mask, gamma=1.1)
-    with pytest.raises(ValueError, match=r"gae_lambda must lie in \[0, 1\], got -0.1"):
+    with pytest.raises(ValueError, match=r"^gae_lambda must lie in \[0, 1\], got -0.1"):
         gae(good, good, mask, gae_lambda=-0.1)
-    with pytest.raises(ValueError, match=r"gae_lambda must lie in \[0, 1\], got nan"):
+    with pytest.raises(ValueError, match=r"^gae_lambda must lie in \[0, 1\], got nan"):
         gae(good, good, mask, gae_lambda=NAN)
-    with pytest.raises(ValueError, match=r"gamma must lie"):
+    with pytest.raises(ValueError, match=r"^gamma must lie"):
         gae(good, good, mask, gamma=-1e-9)
 
 
 def test_errors_of_whitening():
     good = torch.zeros(2, 3)
     for function in (whiten, moments):
-        with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\), got \(2,\)"):
+        with pytest.raises(ValueError, match=r"^mask must have shape \(2, 3\), got \(2,\)"):
             function(good, torch.zeros(2).bool())
-        with pytest.raises(ValueError, match=r"values must be floating point"):
+        with pytest.raises(ValueError, match=r"^values must be floating point"):
             function(good.long(), good.bool())
-        with pytest.raises(ValueError, match=r"mask must be bool"):
+        with pytest.raises(ValueError, match=r"^mask must be bool"):
             function(good, good)
-    with pytest.raises(ValueError, match=r"total must be \(count, sum, sum of squares\), got shape \(2,\).*moments"):
+    with pytest.raises(
+        ValueError,
+        match=r"^total must be \(count, sum, sum of squares\), got shape \(2,\).*moments",
+    ):
         whiten(good, good.bool(), total=[1.0, 2.0])
-    with pytest.raises(ValueError, match=r"ddof must be 0 .* got 3"):
+    with pytest.raises(ValueError, match=r"^ddof must be 0 .* got 3"):
         whiten(good, good.bool(), ddof=3)
-    with pytest.raises(ValueError, match=r"eps must lie in"):
+    with pytest.raises(ValueError, match=r"^eps must lie in"):
         whiten(good, good.bool(), eps=-1e-9)
 
 
 def test_errors_of_token_rewards():
     mask = torch.ones(2, 3).bool()
-    with pytest.raises(ValueError, match=r"scores must have shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^scores must have shape \(2,\), got \(3,\)"):
         terminal_rewards(torch.zeros(3), mask)
-    with pytest.raises(ValueError, match=r"scores must have 1 dimension\(s\), got 2"):
+    with pytest.raises(ValueError, match=r"^scores must have 1 dimension\(s\), got 2"):
         terminal_rewards(torch.zeros(2, 1), mask)
-    with pytest.raises(ValueError, match=r"scores must be floating point"):
+    with pytest.raises(ValueError, match=r"^scores must be floating point"):
         terminal_rewards(torch.zeros(2).long(), mask)
-    with pytest.raises(ValueError, match=r"mask must have 2 dimension\(s\), got 1"):
+    with pytest.raises(ValueError, match=r"^mask must have 2 dimension\(s\), got 1"):
         terminal_rewards(torch.zeros(2), mask[0])
-    with pytest.raises(ValueError, match=r"mask must be bool"):
+    with pytest.raises(ValueError, match=r"^mask must be bool"):
         terminal_rewards(torch.zeros(2), mask.float())
-    with pytest.raises(ValueError, match=r"kl must have shape \(2, 3\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"^kl must have shape \(2, 3\), got \(2, 1\)"):
         kl_token_rewards(torch.zeros(2), torch.zeros(2, 1), mask, 0.0)
-    with pytest.raises(ValueError, match=r"kl must be floating point"):
+    with pytest.raises(ValueError, match=r"^kl must be floating point"):
         kl_token_rewards(torch.zeros(2), mask, mask, 0.1)
-    with pytest.raises(ValueError, match=r"kl_coef must lie in \[0, inf\], got -0.1"):
+    with pytest.raises(ValueError, match=r"^kl_coef must lie in \[0, inf\], got -0.1"):
         kl_token_rewards(torch.zeros(2), torch.zeros(2, 3), mask, -0.1)

@@ -126,7 +126,9 @@ def test_B13_dead_groups_pull_on_the_kl_term_only_if_asked():
     for kl_on_dead, expected in ((True, 0.00532653), (False, 0.0)):
         kl_mask = mask if kl_on_dead else mask & ~dead[:, None]
         loss = policy + 0.05 * k3(logprobs, ref, kl_mask)
-        assert aggregate(loss, mask, Scale(2, 1), "token").item() == pytest.approx(expected, rel=1e-5)
+        assert aggregate(loss, mask, Scale(2, 1), "token").item() == pytest.approx(
+            expected, rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("average", list(Average))
@@ -180,9 +182,9 @@ def test_negative_log_likelihood_per_token():
     assert loss.tolist() == [[1.0, 2.0, 0.0]]
     aggregate(loss, mask, Scale(2, 1), "token").backward()
     assert logprobs.grad is not None and logprobs.grad.tolist() == [[-0.5, -0.5, 0.0]]
-    with pytest.raises(ValueError, match=r"logprobs must have 2 dimension\(s\), got 1"):
+    with pytest.raises(ValueError, match=r"^logprobs must have 2 dimension\(s\), got 1"):
         nll(logprobs[0], mask[0])
-    with pytest.raises(ValueError, match=r"mask must have shape \(1, 3\), got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"^mask must have shape \(1, 3\), got \(1, 1\)"):
         nll(logprobs, mask[:, :1])
 
 
@@ -223,27 +225,35 @@ def test_B90_metrics_are_pooled_sums_and_counts():
 
 def test_errors():
     good, mask, scale = torch.zeros(2, 3), torch.ones(2, 3).bool(), Scale(6, 2)
-    with pytest.raises(ValueError, match=r"values must have 2 dimension\(s\), got 1: shape \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"^values must have 2 dimension\(s\), got 1: shape \(3,\)"
+    ):
         aggregate(good[0], mask[0], scale, "token")
-    with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\), got \(1, 3\): nothing is"):
+    with pytest.raises(
+        ValueError, match=r"^mask must have shape \(2, 3\), got \(1, 3\): nothing is"
+    ):
         aggregate(good, mask[:1], scale, "token")
-    with pytest.raises(ValueError, match=r"mask must be bool, got torch.float32 of shape \(2, 3\)\. Conv"):
+    with pytest.raises(
+        ValueError, match=r"^mask must be bool, got torch.float32 of shape \(2, 3\)\. Conv"
+    ):
         aggregate(good, mask.float(), scale, "token")
-    with pytest.raises(ValueError, match="average must be one of token, sequence, constant; got 'mean'"):
+    with pytest.raises(
+        ValueError, match="^average must be one of token, sequence, constant; got 'mean'"
+    ):
         aggregate(good, mask, scale, "mean")
-    with pytest.raises(ValueError, match="max_completion_length must be at least 1 .* got 0"):
+    with pytest.raises(ValueError, match=r"^max_completion_length must be at least 1 .* got 0"):
         aggregate(good, mask, Scale(6, 2, max_completion_length=0), "constant")
     assert aggregate(good + 1, mask, Scale(6, 2, max_completion_length=1), "constant").item() == 3.0
-    with pytest.raises(ValueError, match=r"values must have 1 dimension\(s\), got 2"):
+    with pytest.raises(ValueError, match=r"^values must have 1 dimension\(s\), got 2"):
         aggregate_rows(good, 2)
-    with pytest.raises(ValueError, match=r"rows must have shape \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"^rows must have shape \(3,\), got \(2,\)"):
         aggregate_rows(good[0], 2, mask[:, 0])
-    with pytest.raises(ValueError, match=r"rows must be bool"):
+    with pytest.raises(ValueError, match=r"^rows must be bool"):
         aggregate_rows(good[0], 2, good[0])
     for function in (masked_sum, masked_mean, sum_and_count):
-        with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\), got \(3,\)"):
+        with pytest.raises(ValueError, match=r"^mask must have shape \(2, 3\), got \(3,\)"):
             function(good, mask[0])
-        with pytest.raises(ValueError, match=r"values must be floating point, got torch.int64"):
+        with pytest.raises(ValueError, match=r"^values must be floating point, got torch.int64"):
             function(good.long(), mask)
-        with pytest.raises(ValueError, match=r"values must be a torch.Tensor, got float"):
+        with pytest.raises(ValueError, match=r"^values must be a torch.Tensor, got float"):
             function(1.0, mask)

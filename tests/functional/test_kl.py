@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from zoo.functional import KLEstimator, adaptive_kl_coef, entropy, k1, k2, k3, kl_penalty
+from zoo.functional import (
+    KLEstimator,
+    adaptive_kl_coef,
+    entropy,
+    k1,
+    k2,
+    k3,
+    kl_penalty,
+    masked_mean,
+)
 
 F64 = torch.float64
 NAN = math.nan
@@ -48,7 +57,7 @@ def test_expected_values_by_enumeration(estimator):
     d = torch.log_softmax(LOGITS, -1) - torch.log_softmax(REFERENCE, -1)
     if estimator is KLEstimator.k2:
         torch.testing.assert_close(value, (LOGITS.softmax(-1) * d**2).sum() / 2)
-        assert abs(value - exact_kl(LOGITS, REFERENCE)) > 1e-2  # k2 is biased
+        assert abs(value - exact_kl(LOGITS, REFERENCE)) > 5e-3  # k2 is biased
     else:
         torch.testing.assert_close(value, exact_kl(LOGITS, REFERENCE))
 
@@ -155,10 +164,10 @@ def test_ratio_forms_by_hand_and_masked_k_functions():
     logprobs = torch.tensor([[-1.0, NAN]], dtype=F64)
     ref, old = torch.tensor([[-1.5, NAN]], dtype=F64), torch.tensor([[-1.2, NAN]], dtype=F64)
     mask = torch.tensor([[True, False]])
-    out = kl_penalty(logprobs, ref, mask, "k1_ratio", old)  # e^.2 · .5
-    assert out.tolist() == pytest.approx([[0.5 * math.exp(0.2), 0.0]][0:1][0]) or out[
-        0, 0
-    ].item() == pytest.approx(0.5 * math.exp(0.2))
+    ratio = math.exp(0.2)
+    for name, expected in (("k1_ratio", 0.5), ("k3_ratio", math.exp(-0.5) - 0.5)):
+        out = kl_penalty(logprobs, ref, mask, name, old)[0].tolist()
+        assert out == pytest.approx([ratio * expected, 0.0])
     for function, expected in ((k1, 0.5), (k2, 0.125), (k3, math.exp(-0.5) - 0.5)):
         out = function(logprobs, ref, mask)[0].tolist()
         assert out == pytest.approx([expected, 0.0])
@@ -190,20 +199,22 @@ def test_k3_of_small_drift_is_accurate_in_float32():
 def test_errors():
     good = torch.zeros(2, 3)
     for function in (k1, k2, k3):
-        with pytest.raises(ValueError, match=r"ref_logprobs must have shape \(2, 3\), got \(2, 1\)"):
+        with pytest.raises(
+            ValueError, match=r"^ref_logprobs must have shape \(2, 3\), got \(2, 1\)"
+        ):
             function(good, good[:, :1])
-        with pytest.raises(ValueError, match=r"logprobs must be floating point, got torch.int64"):
+        with pytest.raises(ValueError, match=r"^logprobs must be floating point, got torch.int64"):
             function(good.long(), good)
-        with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\), got \(3,\)"):
+        with pytest.raises(ValueError, match=r"^mask must have shape \(2, 3\), got \(3,\)"):
             function(good, good, torch.ones(3).bool())
-        with pytest.raises(ValueError, match=r"mask must be bool"):
+        with pytest.raises(ValueError, match=r"^mask must be bool"):
             function(good, good, good)
     with pytest.raises(
         ValueError,
-        match="estimator must be one of k1, k2, k3, k1_k2, k3_k2, k1_ratio, k3_ratio; got 'k4'",
+        match="^estimator must be one of k1, k2, k3, k1_k2, k3_k2, k1_ratio, k3_ratio; got 'k4'",
     ):
         kl_penalty(good, good, None, "k4")
-    with pytest.raises(ValueError, match=r"old_logprobs must have shape \(2, 3\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"^old_logprobs must have shape \(2, 3\), got \(3,\)"):
         kl_penalty(good, good, None, "k1_ratio", good[0])
 
 
@@ -243,8 +254,6 @@ def test_B36_entropy_of_the_uniform_and_of_the_temperature():
     assert entropy(LOGITS, temperature=0.7).item() == pytest.approx(expected, rel=1e-12)
     assert entropy(LOGITS).item() != pytest.approx(expected, rel=1e-3)
     # The mean over the trained tokens alone: [3, 3, pad → 1] under [1, 1, 0] is 3.
-    from zoo.functional import masked_mean
-
     mask = torch.tensor([[True, True, False]])
     assert masked_mean(torch.tensor([[3.0, 3.0, 1.0]]), mask).item() == 3.0
 
@@ -254,6 +263,14 @@ def test_B36_entropy_is_never_negative_in_float32():
     assert (entropy(logits) >= -1e-6).all()
     assert entropy(logits.bfloat16()).dtype == torch.float32
     assert entropy(logits.double()).dtype == F64
+
+
+def test_entropy_is_per_position():
+    out = entropy(torch.stack([LOGITS, REFERENCE, OLD])[None])
+    assert out.shape == (1, 3)
+    for i, logits in enumerate((LOGITS, REFERENCE, OLD)):
+        expected = -sum(q * math.log(q) for q in logits.softmax(-1).tolist())
+        assert out[0, i].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_entropy_of_forbidden_tokens():
@@ -270,9 +287,11 @@ def test_entropy_of_forbidden_tokens():
 
 
 def test_entropy_errors():
-    with pytest.raises(ValueError, match=r"temperature must lie in \(0, inf\], got 0"):
+    with pytest.raises(ValueError, match=r"^temperature must lie in \(0, inf\], got 0"):
         entropy(LOGITS, 0.0)
-    with pytest.raises(ValueError, match="logits must be floating point"):
+    with pytest.raises(ValueError, match="^logits must be floating point"):
         entropy(LOGITS.long())
-    with pytest.raises(ValueError, match="logits must have a last dimension of tokens, got a scalar"):
+    with pytest.raises(
+        ValueError, match="^logits must have a last dimension of tokens, got a scalar"
+    ):
         entropy(torch.tensor(1.0))

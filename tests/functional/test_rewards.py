@@ -20,16 +20,18 @@ def test_B86_soft_overlong_punishment():
 
 def test_overlong_errors():
     lengths = torch.tensor([1, 2])
-    with pytest.raises(ValueError, match=r"lengths must hold integers, got torch.float32 of shape \(2,\)\. Conv"):
+    with pytest.raises(
+        ValueError, match=r"^lengths must hold integers, got torch.float32 of shape \(2,\)\. Conv"
+    ):
         overlong_penalty(lengths.float(), 10, 2)
-    with pytest.raises(ValueError, match="lengths must hold integers, got torch.bool"):
+    with pytest.raises(ValueError, match=r"^lengths must hold integers, got torch.bool"):
         overlong_penalty(lengths.bool(), 10, 2)
-    with pytest.raises(ValueError, match="lengths must hold integers, got torch.complex64"):
+    with pytest.raises(ValueError, match=r"^lengths must hold integers, got torch.complex64"):
         overlong_penalty(lengths.to(torch.complex64), 10, 2)
-    with pytest.raises(ValueError, match=r"lengths must have 1 dimension\(s\), got 2"):
+    with pytest.raises(ValueError, match=r"^lengths must have 1 dimension\(s\), got 2"):
         overlong_penalty(lengths[None], 10, 2)
     for cache in (0, 11, -1):
-        with pytest.raises(ValueError, match=rf"cache must lie in \[1, 10\], got {cache}"):
+        with pytest.raises(ValueError, match=rf"^cache must lie in \[1, 10\], got {cache}"):
             overlong_penalty(lengths, 10, cache)
 
 
@@ -56,9 +58,9 @@ def test_B35_missing_end_looks_only_at_the_completion_and_the_stops():
 def test_B78_a_penalty_can_only_lower_the_reward():
     ids, mask = torch.tensor([[5]]), torch.ones(1, 1).bool()
     assert missing_eos_penalty(ids, mask, [1], 1).item() == -1.0
-    with pytest.raises(ValueError, match="penalty must be at least 0, got -1: .* Try penalty=1"):
+    with pytest.raises(ValueError, match=r"^penalty must be at least 0, got -1: .* Try penalty=1"):
         missing_eos_penalty(ids, mask, [1], -1)
-    with pytest.raises(ValueError, match="penalty must be at least 0, got nan"):
+    with pytest.raises(ValueError, match=r"^penalty must be at least 0, got nan"):
         missing_eos_penalty(ids, mask, [1], float("nan"))
 
 
@@ -66,11 +68,11 @@ def test_missing_end_errors():
     ids, mask = torch.tensor([[5, 6]]), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match="stop_ids is empty"):
         missing_eos_penalty(ids, mask, [], 1.0)
-    with pytest.raises(ValueError, match=r"mask must have shape \(1, 2\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"^mask must have shape \(1, 2\), got \(2,\)"):
         missing_eos_penalty(ids, mask[0], [1], 1.0)
-    with pytest.raises(ValueError, match=r"completion_ids must have 2 dimension\(s\), got 1"):
+    with pytest.raises(ValueError, match=r"^completion_ids must have 2 dimension\(s\), got 1"):
         missing_eos_penalty(ids[0], mask[0], [1], 1.0)
-    with pytest.raises(ValueError, match="completion_ids must hold integers"):
+    with pytest.raises(ValueError, match="^completion_ids must hold integers"):
         missing_eos_penalty(ids.float(), mask, [1], 1.0)
 
 
@@ -87,11 +89,13 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
 
 @pytest.mark.parametrize("n,c,k", [(4, 1, 5), (4, 1, 0), (0, 0, 0)])
 def test_pass_at_k_refuses_k(n, c, k):
-    with pytest.raises(ValueError, match=rf"k must lie in 1 … n, got k={k} and n={n}: sample more"):
+    with pytest.raises(
+        ValueError, match=rf"^k must lie in 1 … n, got k={k} and n={n}: sample more"
+    ):
         pass_at_k(n, c, k)
 
 
 @pytest.mark.parametrize("c", [-1, 5])
 def test_pass_at_k_refuses_c(c):
-    with pytest.raises(ValueError, match=rf"c must lie in 0 … n, got c={c} and n=4"):
+    with pytest.raises(ValueError, match=rf"^c must lie in 0 … n, got c={c} and n=4"):
         pass_at_k(4, c, 1)

@@ -38,7 +38,7 @@ def test_wilson_stays_inside_zero_and_one():
 def test_wilson_refuses(successes, n):
     with pytest.raises(ValueError, match=rf"0 … n with n ≥ 1, got {successes} of {n}"):
         wilson(successes, n)
-    with pytest.raises(ValueError, match=r"z must lie in \[0, inf\], got -1"):
+    with pytest.raises(ValueError, match=r"^z must lie in \[0, inf\], got -1"):
         wilson(1, 2, z=-1)
 
 
@@ -79,7 +79,7 @@ def test_bootstrap_width_is_that_of_the_normal_for_many_problems():
     first = torch.randn(400, generator=generator) + 0.3
     second = torch.randn(400, generator=generator)
     out = paired_bootstrap(first, second)
-    d = (first.double() - second.double())
+    d = first.double() - second.double()
     se = d.std().item() / 20
     assert out.estimate == pytest.approx(d.mean().item())
     # 10 000 resamples: the 2.5 % quantile is known to about .03 standard errors; 4 of these
@@ -122,18 +122,20 @@ def test_bootstrap_draws_as_many_resamples_as_asked(monkeypatch):
 
 
 def test_bootstrap_refuses():
-    with pytest.raises(ValueError, match=r"same problems, at least one: got shapes \(2,\) and \(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"same problems, at least one: got shapes \(2,\) and \(1,\)"
+    ):
         paired_bootstrap([1.0, 0.0], [1.0])
     with pytest.raises(ValueError, match=r"got shapes \(0,\) and \(0,\)"):
         paired_bootstrap([], [])
     with pytest.raises(ValueError, match=r"got shapes \(1, 2\) and \(1, 2\)"):
         paired_bootstrap(torch.zeros(1, 2), torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"resamples must lie in \[1, inf\], got 0"):
+    with pytest.raises(ValueError, match=r"^resamples must lie in \[1, inf\], got 0"):
         paired_bootstrap([1.0], [0.0], resamples=0)
     for level in (0.0, 1.0):
-        with pytest.raises(ValueError, match=rf"level must lie in \(0, 1\), got {level}"):
+        with pytest.raises(ValueError, match=rf"^level must lie in \(0, 1\), got {level}"):
             paired_bootstrap([1.0], [0.0], level=level)
-        with pytest.raises(ValueError, match=rf"level must lie in \(0, 1\), got {level}"):
+        with pytest.raises(ValueError, match=rf"^level must lie in \(0, 1\), got {level}"):
             mean_interval([1.0, 2.0], level)
 
 

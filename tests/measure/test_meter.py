@@ -58,20 +58,20 @@ def test_forward_peak_equals_arithmetic():
 
 
 def test_backward_peak_equals_arithmetic():
-    x = torch.ones(4, 3)
-    weight = nn.Parameter(torch.ones(3, 3))
+    x, weight = torch.ones(1, 3), nn.Parameter(torch.ones(3, 8))
     module = nn.Module()
     module.weight = weight
     meter = TensorMeter({"policy": module})
     with meter.phase("update"):
         (x @ weight).sum().backward()
-    # x 48 and weight 36 bytes throughout. The product (48) is freed by the sum at once. Backward:
-    # loss 4, its gradient 4 (expanded as a view), then the weight's gradient 36.
+    # x 12 and the weight 96 bytes throughout. Forward adds the product, 32, and its sum, 4. The
+    # product is freed at once; backward adds the loss's gradient, 4 (expanded as a view), and the
+    # weight's, 96, which is the highest moment.
     assert meter.peaks["update"] == {
-        "total": 48 + 36 + 4 + 4 + 36,
-        "policy/parameters": 36,
-        "inputs": 48,
-        "policy/gradients": 36,
+        "total": 12 + 96 + 4 + 4 + 96,
+        "policy/parameters": 96,
+        "inputs": 12,
+        "policy/gradients": 96,
         "activations": 8,
     }
 
@@ -110,16 +110,12 @@ def test_resting_bytes_equal_component_bytes():
     }
 
 
-def measured(garbage: bool = False):
+def measured():
     model, reference = transformer(), transformer().requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters())
     meter = TensorMeter({"policy": model, "reference": reference}, {"policy": optimizer})
     ids = torch.arange(40).view(4, 10)
     for _ in range(2):
-        if garbage:
-            cycle = [torch.ones(1000)]
-            cycle.append(cycle)
-            del cycle
         with meter.phase("prepare"), torch.no_grad():
             reference(ids)
         with meter.phase("update"):
@@ -130,9 +126,41 @@ def measured(garbage: bool = False):
 def test_repeatable_to_the_byte():
     first = measured()
     assert measured() == first
-    gc.collect()
-    assert measured(garbage=True) == first
     assert first["update"]["reference/parameters"] == first["update"]["policy/parameters"]
+
+
+def test_the_garbage_collectors_moment_does_not_matter():
+    threshold = gc.get_threshold()
+    meter = TensorMeter({})
+    try:
+        gc.set_threshold(1)  # would collect at every allocation of a container
+        with meter.phase("cycles"):
+            for _ in range(5):
+                cycle = [torch.zeros(1000)]
+                cycle.append(cycle)
+                del cycle
+                _ = [[] for _ in range(100)]
+    finally:
+        gc.set_threshold(*threshold)
+    assert meter.peaks["cycles"]["total"] == 5 * 4000
+
+
+def test_an_input_counts_from_the_start_of_the_phase():
+    x = torch.ones(1000)
+    meter = TensorMeter({})
+    with meter.phase("late"):
+        torch.zeros(2000)  # the highest moment: x is alive, though nothing has read it yet
+        x.sum()
+    assert meter.peaks["late"] == {"total": 12000, "inputs": 4000, "activations": 8000}
+
+
+def test_what_is_made_after_the_peak_is_not_in_it():
+    meter = TensorMeter({})
+    with meter.phase("late"):
+        torch.zeros(1000)
+        cache = torch.zeros(8)
+        meter.label("cache", [cache])
+    assert meter.peaks["late"] == {"total": 4000, "activations": 4000}
 
 
 def test_peak_total_equals_the_sum_of_its_parts():

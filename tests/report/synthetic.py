@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-PHASES = ("generate", "prepare", "update", "evaluate")
-
 
 def evaluation(
     step: int,
@@ -117,7 +115,12 @@ def write_run(
             "tokens": {"generated": 1000, "trained": 900, "wasted": 100},
             "completions": 256,
             "seconds": {"total": 10.0, "evaluate": 2.0},
-            "peak_bytes": {"rss": 5_000_000, "generate": 1_000_000, "update": 3_000_000},
+            "peak_bytes": {
+                "rss": 5_000_000,
+                "generate": 1_000_000,
+                "update": 3_000_000,
+                "evaluate": 4_000_000,
+            },
             "final": {"heldout": {"accuracy": evaluations[-1].get("accuracy")}}
             if evaluations
             else {},

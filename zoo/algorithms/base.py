@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,7 +44,7 @@ class LossTerm:
     name: str
     loss: Tensor
     # name → (sum, count); pooled over micro-batches and ranks before the division
-    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

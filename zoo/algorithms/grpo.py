@@ -49,8 +49,8 @@ class GRPO(Algorithm):
         check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
         if self.kl_coef > 0 and self.kl_estimator is KLEstimator.k1:
             raise ValueError(
-                f"algorithm.kl_estimator={self.kl_estimator} in the loss has no KL gradient on "
-                "average. Use k3 (the paper's), k2, or k1_k2 (k1's value, k2's gradient)."
+                "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Use k3 (the "
+                "paper's), k2, or k1_k2 (k1's value, k2's gradient)."
             )
 
     @property
@@ -72,13 +72,9 @@ class GRPO(Algorithm):
         assert batch.advantages is not None and batch.scale is not None
         mask = batch.completion_mask
         out = models.policy(batch)
+        clip = {"clip_eps": self.clip_eps, "clip_eps_high": self.clip_eps_high}
         surrogate = clipped_surrogate(
-            out.logprobs,
-            batch.old_logprobs,
-            batch.advantages,
-            mask,
-            clip_eps=self.clip_eps,
-            clip_eps_high=self.clip_eps_high,
+            out.logprobs, batch.old_logprobs, batch.advantages, mask, **clip
         )
         loss, metrics = surrogate.loss, surrogate_metrics(surrogate, out, batch)
         if self.kl_coef > 0:

@@ -88,7 +88,8 @@ class PPO(Algorithm):
         )
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
-        assert batch.rewards is not None and batch.scored is not None
+        rewards = batch.rewards
+        assert rewards is not None and batch.scored is not None
         mask = batch.completion_mask
         # An abstention teaches nothing: the row keeps its place in the critic's eyes but not in
         # the losses.
@@ -101,7 +102,7 @@ class PPO(Algorithm):
             reference = models.reference_logprobs(batch)
             kl = kl_penalty(old, reference, mask, self.kl_estimator)
             batch = batch.replace(ref_logprobs=reference)
-        token_rewards = kl_token_rewards(batch.rewards, kl, mask, self.kl_coef)
+        token_rewards = kl_token_rewards(rewards, kl, mask, self.kl_coef)
         values, final = models.critic_values(batch)
         bootstrap = None
         if self.truncation is Truncation.bootstrap:

@@ -295,30 +295,37 @@ class Arithmetic:
     def _distinct(self, family: str, side: str, count: int) -> list[Prompt]:
         rng = random.Random(f"{self.data_seed}/{family}/{side}")
         problems = self._problems(family, side)
-        found: dict[str, Prompt] = {}
-        for _ in range(50 * count):
-            kind, numbers = _draw(problems, rng)
-            prompt = _prompt(family, kind, numbers, rng)
-            found.setdefault(prompt.messages[0]["content"], prompt)
-            if len(found) == count:
-                return list(found.values())
-        raise ValueError(
-            f"data=arithmetic: {count} different {side} problems of family {family} were asked "
-            f"for, and about {len(found)} exist with numbers up to {self.largest_factor} and "
-            f"{self.largest_addend}. Ask for fewer, or raise data.largest_addend."
-        )
+
+        def draw() -> tuple[str, Prompt]:
+            prompt = _prompt(family, *_draw(problems, rng), rng)
+            return prompt.messages[0]["content"], prompt
+
+        return _different(draw, count, f"{side} problems of family {family}")
 
     def _guard_texts(self) -> list[str]:
         rng = random.Random(f"{self.data_seed}/C/heldout")
-        found: dict[str, None] = {}
-        for _ in range(50 * self.n_texts):
-            found.setdefault(_text(rng, held_out=True))
-            if len(found) == self.n_texts:
-                return list(found)
-        raise ValueError(
-            f"data.n_texts must be at most about {len(found)}, got {self.n_texts}: there are no "
-            "more different texts. Try data.n_texts=200."
-        )
+
+        def draw() -> tuple[str, str]:
+            text = _text(rng, held_out=True)
+            return text, text
+
+        return _different(draw, self.n_texts, "guard texts")
+
+
+def _different(draw: Callable[[], tuple[str, T]], count: int, what: str) -> list[T]:
+    """`count` draws of different content, in the order in which they came."""
+    found: dict[str, T] = {}
+    misses = 0
+    while len(found) < count:
+        content, value = draw()
+        misses = misses + 1 if content in found else 0
+        found.setdefault(content, value)
+        if misses == 500:  # nearly all of them are found
+            raise ValueError(
+                f"data=arithmetic: {count} different {what} were asked for, and only about "
+                f"{len(found)} exist. Ask for fewer, or raise data.largest_addend."
+            )
+    return list(found.values())
 
 
 def problem_of(prompt: Prompt) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zoo.config import ConfigError
+from zoo.rewards.math import check_gold
 from zoo.types import Prompt
+
+
+def gold_fault(gold: str, style: str = "math") -> str | None:
+    """Why a gold does not verify against itself; None where it does."""
+    try:
+        check_gold(gold, style)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def check_golds(prompts: Iterable[Prompt], source: str) -> None:
@@ -16,20 +26,14 @@ def check_golds(prompts: Iterable[Prompt], source: str) -> None:
     Raises:
         ConfigError: the first golds that do not, with their prompts.
     """
-    from zoo.rewards.math import check_gold
-
+    golds = [prompt for prompt in prompts if prompt.columns.get("answer") is not None]
     bad = []
-    count = 0
-    for prompt in prompts:
-        gold = prompt.columns.get("answer")
-        if gold is None:
-            continue
-        count += 1
-        reason = check_gold(str(gold), prompt.columns.get("style") or "math")
-        if reason is not None:
-            bad.append(f"{prompt.id}: {str(gold)[:40]!r} ({reason})")
+    for prompt in golds:
+        fault = gold_fault(str(prompt.columns["answer"]), prompt.columns.get("style") or "math")
+        if fault is not None:
+            bad.append(f"{prompt.id}: {fault}")
     if bad:
         raise ConfigError(
-            f"{source}: {len(bad)} of {count} gold answers cannot be verified against themselves "
-            f"({'; '.join(bad[:3])}). Correct or remove these rows."
+            f"{source}: {len(bad)} of {len(golds)} gold answers cannot be verified against "
+            f"themselves, so no answer could ever be right. {' '.join(bad[:3])}"
         )

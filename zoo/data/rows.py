@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -315,22 +315,33 @@ def _reply(value: Any, name: str) -> str:
     return value
 
 
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
 
 
-def _turns(values: list[Any]) -> Iterator[dict[str, str]]:
+def _turns(values: list[Any]) -> list[dict[str, str]]:
     if not values:
         raise _BadRowError("the prompt has no turns")
-    for value in values:
-        if not isinstance(value, dict):
-            raise _BadRowError(f"a turn must be an object, got {value!r:.40}")
-        role = value.get("role", value.get("from"))
-        text = value.get("content", value.get("value"))
-        if role not in {*_ROLES, "system"} or not isinstance(text, str) or not text.strip():
-            raise _BadRowError(f"a turn needs role and content, got {value!r:.60}")
-        yield {"role": _ROLES.get(role, role), "content": text}
-    if _ROLES.get(role) != "user":
-        raise _BadRowError(f"the prompt must end with a user's turn, not {role!r}")
+    turns = [_turn(value) for value in values]
+    if turns[-1]["role"] != "user":
+        raise _BadRowError(f"the prompt must end with a user's turn, not {turns[-1]['role']!r}")
+    return turns
+
+
+def _turn(value: Any) -> dict[str, str]:
+    """{role, content}, or {from, value} as ShareGPT has it."""
+    if not isinstance(value, dict):
+        raise _BadRowError(f"a turn must be an object, got {value!r:.40}")
+    role = _ROLES.get(str(value.get("role", value.get("from"))))
+    text = value.get("content", value.get("value"))
+    if role is None or not isinstance(text, str) or not text.strip():
+        raise _BadRowError(f"a turn needs role and content, got {value!r:.60}")
+    return {"role": role, "content": text}
 
 
 def _finite(value: Any, name: str) -> float:

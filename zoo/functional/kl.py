@@ -124,7 +124,7 @@ def kl_penalty(
         return _straight_through(d, d.square() / 2)
     if estimator is KLEstimator.k3_k2:
         return _straight_through(_k3(d), d.square() / 2)
-    old = logprobs.detach() if old_logprobs is None else old_logprobs
+    old = logprobs if old_logprobs is None else old_logprobs  # detached by _log_ratio
     ratio = _log_ratio(logprobs, old, mask, "old_logprobs").exp()
     return ratio * (d if estimator is KLEstimator.k1_ratio else _k3(d))
 

@@ -78,7 +78,6 @@ class PhaseMemory:
                 sampler.stop()
             self._observe()
             self._open.pop()
-            self._reset()
             peak = opened.device if self.device.type == "cuda" else opened.process
             self.peaks[name] = max(self.peaks.get(name, 0), peak)
             self._drained[name] = max(self._drained.get(name, 0), peak)

@@ -61,7 +61,6 @@ class TensorMeter:
         if self._ledger is not None:
             raise RuntimeError(f"TensorMeter.phase({name!r}) inside another phase: end that first")
         collecting = gc.isenabled()
-        gc.collect()
         gc.disable()
         ledger = self._ledger = _Ledger()
         hooks: list[Any] = []

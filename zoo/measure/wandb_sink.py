@@ -158,6 +158,7 @@ def _settings(wandb: Any) -> Any:
         "disable_code": True,
         "save_code": False,
         "disable_job_creation": True,
+        "x_save_requirements": False,
         "x_disable_stats": True,
         "x_disable_meta": True,
         "x_disable_machine_info": True,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -61,6 +66,15 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1
 
 
+def with_fetched(config: ModelConfig) -> ModelConfig:
+    """The model section with a hub name replaced by what `zoo fetch` converted, if it did."""
+    from zoo.models.fetch import fetched_folder, is_fetched
+
+    if config.fetch is not None and is_fetched(config.fetch):
+        return replace(config, path=str(fetched_folder(config.fetch)), fetch=None, revision=None)
+    return config
+
+
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the model."""
     name = config.tokenizer or config.path
@@ -87,6 +101,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
     Raises:
         ConfigError: nothing at the path, or no hub within reach.
     """
+    transformers.utils.logging.disable_progress_bar()  # the run has a display of its own
     dtype = getattr(torch, config.dtype)
     if config.architecture is not None:
         values = dict(config.architecture)
@@ -131,11 +146,13 @@ def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel
 
 def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> Any:
     path = Path(name).expanduser()
+    local = path.exists()
     try:
         return factory.from_pretrained(
-            path if path.exists() else name,
+            path if local else name,
             revision=config.revision or "main",
             trust_remote_code=config.trust_remote_code,
+            local_files_only=local or not hub_reachable(),
             **options,
         )
     except (OSError, ValueError) as error:
@@ -145,6 +162,22 @@ def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> A
             f"model {name!r} could not be loaded: {reason}\n"
             f"Check the name and the network, give a local folder with model.path=FOLDER{hint}."
         ) from error
+
+
+@functools.cache
+def hub_reachable(seconds: float = 3.0) -> bool:
+    """Whether the model hub answers; asked once, because an absent one costs a minute a try."""
+    if os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True"):
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True  # behind a proxy only a real request could tell
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    try:
+        socket.create_connection((endpoint.hostname or "", port), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def weights_hash(model: torch.nn.Module) -> str:

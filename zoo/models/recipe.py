@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock
 
 from zoo.config import ConfigError, ModelConfig
-from zoo.models.loading import cache_folder
+from zoo.models.loading import cache_folder, with_fetched
 
 # Left over from a launcher of several processes; the recipe is one process of its own.
 LAUNCHER_VARIABLES = (
@@ -35,7 +35,7 @@ def resolve_start(config: ModelConfig, task: Any = None) -> ModelConfig:
         ConfigError: the recipe's run failed.
     """
     if config.recipe is None:
-        return config
+        return with_fetched(config)
     folder = build_recipe(config.recipe)
     return replace(config, recipe=None, path=str(folder), tokenizer=None)
 

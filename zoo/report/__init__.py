@@ -112,12 +112,14 @@ def write_report(
         drawn["independent.png"] = figures.accuracy_figure(arms, "independent")
     drawn["training.png"] = figures.training_figure(arms)
     drawn["memory.png"] = figures.memory_figure(arms)
-    for name, figure in drawn.items():
-        figures.save(figure, out / name)
+    pictures = {name: figures.png(figure) for name, figure in drawn.items()}
+    for name, data in pictures.items():
+        (out / name).write_bytes(data)
     (out / "table.md").write_text(markdown(comparison), encoding="utf-8")
     (out / "table.csv").write_text(csv_text(comparison), encoding="utf-8")
     (out / "differences.csv").write_text(differences_csv(comparison), encoding="utf-8")
-    html = page(title, arms, comparison, doubts, list(drawn.values()), record)
+    titled = {drawn[name].texts[0].get_text(): data for name, data in pictures.items()}
+    html = page(title, arms, comparison, doubts, titled, record)
     (out / "page.html").write_text(html, encoding="utf-8")
     text = json.dumps(record, indent=2, ensure_ascii=False)
     (out / "record.json").write_text(text + "\n", encoding="utf-8")

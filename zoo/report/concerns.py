@@ -128,7 +128,7 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
                 f"{name}: the guard's perplexity rose from {before:.3g} to {after:.3g}: "
                 "training cost general ability."
             )
-        skipped = run.total("skipped_updates") or sum(v for _, v in run.series("skipped_updates"))
+        skipped = run.total("skipped_updates")
         if skipped:
             found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
     return found

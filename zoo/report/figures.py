@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -155,6 +155,7 @@ def memory_figure(arms: Sequence[Arm]) -> Figure:
     position = np.arange(len(labels))
     bottom = np.zeros(len(labels))
     for component in components:
+        colour = COMPONENTS.get(component, FAINT)
         for shade, kind in zip((1.0, 0.7, 0.45), KINDS, strict=True):
             sizes = (
                 np.array(
@@ -169,7 +170,7 @@ def memory_figure(arms: Sequence[Arm]) -> Figure:
             if not sizes.any():
                 continue
             left.bar(
-                position, sizes, 0.62, bottom, color=_shade(PALETTE[index], shade),
+                position, sizes, 0.62, bottom, color=_shade(colour, shade),
                 edgecolor="white", linewidth=0.6, label=f"{component} {kind}",
             )  # fmt: skip
             bottom += sizes
@@ -205,9 +206,11 @@ def memory_figure(arms: Sequence[Arm]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path | IO[bytes]) -> None:
-    """Writes a PNG; the bytes depend on what is drawn alone."""
-    figure.savefig(path, dpi=140, metadata={"Software": None})
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG; its bytes depend on what is drawn alone."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=140, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 # ---------------------------------------------------------------------------------------- helpers

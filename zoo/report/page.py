@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import yaml
-from matplotlib.figure import Figure
 
-from zoo.report.figures import colours, save
+from zoo.report.figures import colours
 from zoo.report.runs import Arm, Run
 from zoo.report.tables import (
     CAPTION,
@@ -34,21 +32,26 @@ def page(
     arms: Sequence[Arm],
     comparison: Comparison,
     concerns: Sequence[str],
-    figures: Sequence[Figure],
+    pictures: dict[str, bytes],
     record: dict[str, Any],
 ) -> str:
-    """The page as text, without a reference to anything outside it."""
+    """The page as text, without a reference to anything outside it.
+
+    Args:
+        pictures: PNG by title; the first stands above the tables.
+    """
+    images = [_image(name, data) for name, data in pictures.items()]
     sections = [
         f"<h1>{escape(title)}</h1>",
         _provenance_line(record),
         _concerns(concerns),
         "<h2>Results</h2>",
-        *(_image(figure) for figure in figures[:1]),
+        *images[:1],
         *(_block(comparison, block) for block in blocks(comparison)),
         f"<p class=note>{escape(CAPTION)}</p>",
         _differences(comparison),
-        "<h2>More figures</h2>" if figures[1:] else "",
-        *(_image(figure) for figure in figures[1:]),
+        "<h2>More figures</h2>" if images[1:] else "",
+        *images[1:],
         "<h2>Completions to read</h2>",
         "<p class=note>The same held-out problems before training and after it, sampled at T = 1 "
         "from the first seed.</p>",
@@ -97,16 +100,24 @@ details { margin: 6px 0; } summary { cursor: pointer; }
 
 
 def _provenance_line(record: dict[str, Any]) -> str:
-    commit = str(record.get("commit") or "unknown")[:10]
+    commits = _all(record.get("commit"))
+    commit = ", ".join(str(one)[:10] for one in commits) or "unknown"
     dirty = " with uncommitted changes" if record.get("dirty") else ""
-    machine = record.get("machine") or {}
-    where = f"{machine.get('gpu') or machine.get('cpu') or 'unknown processor'}"
-    if machine.get("cores"):
-        where += f", {machine['cores']} cores"
+    where = "; ".join(
+        f"{machine.get('gpu') or machine.get('cpu')}, {machine.get('cores')} cores"
+        for machine in _all(record.get("machine"))
+    )
     return (
         f"<p class=note><code>{escape(str(record.get('command', '')))}</code><br>"
         f"commit {escape(commit)}{dirty} · {escape(where)}</p>"
     )
+
+
+def _all(value: Any) -> list[Any]:
+    """What the runs agree on, or the list of what they say."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _concerns(concerns: Sequence[str]) -> str:
@@ -116,11 +127,8 @@ def _concerns(concerns: Sequence[str]) -> str:
     return f"<div class=concerns><strong>Read this first</strong><ul>{items}</ul></div>"
 
 
-def _image(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    save(figure, buffer)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    title = figure.texts[0].get_text() if figure.texts else "figure"
+def _image(title: str, png: bytes) -> str:
+    data = base64.b64encode(png).decode()
     return f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
 
 

@@ -185,12 +185,13 @@ class Run:
         return float(value) if isinstance(value, int | float) else None
 
     def peak_bytes(self) -> tuple[str, float] | None:
-        """The phase with the highest peak and its bytes; ("rss", …) where no phase was metered."""
+        """The phase of training with the highest peak and its bytes; ("rss", …) where no phase was
+        metered. Evaluation, which loads the start for a moment, is not training."""
         peaks = dict((self.summary or {}).get("peak_bytes") or {})
         if not peaks:
             peaks = {**(self.memory.get("phases") or {}), "rss": self.memory.get("rss_peak")}
         peaks = {k: float(v) for k, v in peaks.items() if isinstance(v, int | float) and v > 0}
-        phases = {k: v for k, v in peaks.items() if k != "rss"} or peaks
+        phases = {k: v for k, v in peaks.items() if k not in ("rss", "evaluate")} or peaks
         return max(phases.items(), key=lambda item: item[1]) if phases else None
 
     def samples(self) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ CLONE_NEW = {
 }
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE, MS_RELATIME, MNT_DETACH = 16384, 1 << 18, 1 << 21, 2
-SYS_MOUNT_SETATTR = 442
-# [audit architecture, pivot_root, clone, clone3, kill family, refused calls]. Refused: what makes new
+SYS_MOUNT_SETATTR, SYS_LANDLOCK = 442, 444
+# (audit architecture, pivot_root, clone, clone3, sendto, [connect, bind, sendmsg, sendmmsg], kill family, refused calls). Refused: what makes new
 # namespaces or mounts, reads other processes, loads code into the kernel, or holds memory that no rlimit
 # counts (memfd_create, System V shared memory).
 SYSCALLS = {
@@ -49,6 +49,8 @@ SYSCALLS = {
         155,
         56,
         435,
+        44,
+        (42, 49, 46, 307),
         (62, 200, 234, 129, 297, 424),
         # unshare setns mount umount2 ptrace keyctl add_key request_key bpf perf_event_open userfaultfd
         (272, 308, 165, 166, 101, 250, 248, 249, 321, 298, 323)
@@ -62,6 +64,8 @@ SYSCALLS = {
         41,
         220,
         435,
+        206,
+        (203, 200, 211, 269),
         (129, 130, 131, 138, 240, 424),
         (97, 268, 40, 39, 117, 219, 217, 218, 280, 241, 282)
         + (425, 426, 427, 279, 447, 194, 270, 271, 428, 429, 430, 432)
@@ -97,7 +101,7 @@ def write_file(path, text):
 
 
 def enter_namespaces():
-    """Leave the host's processes, network, IPC and mounts; True where a user namespace was needed."""
+    """Leave the host's processes, network, IPC and mounts, through a user namespace unless root."""
     flags = sum(v for k, v in CLONE_NEW.items() if k != "user")
     uid, gid = os.getuid(), os.getgid()
     user = os.geteuid() != 0
@@ -107,7 +111,6 @@ def enter_namespaces():
         write_file("/proc/self/uid_map", f"{uid} {uid} 1")
         write_file("/proc/self/gid_map", f"{gid} {gid} 1")
     libc_call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    return user
 
 
 def bind(source, target):
@@ -209,33 +212,61 @@ def set_limits(job):
     limit("RLIMIT_MSGQUEUE", 0)
 
 
-def drop_privileges(owner, user_namespace):
+def drop_privileges(owner):
+    """Another uid where root may choose one, no capability in any case, none to be had by exec."""
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_long(capability), 0, 0, 0) == -1:
+            break
     if os.geteuid() == 0 and owner[0] != 0:
-        for capability in range(64):
-            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_long(capability), 0, 0, 0) == -1:
-                break
         os.setgroups([])
         os.setresgid(owner[1], owner[1], owner[1])
         os.setresuid(owner[0], owner[0], owner[0])
-    if user_namespace:
-        for capability in range(64):
-            if libc.prctl(PR_CAPBSET_DROP, ctypes.c_long(capability), 0, 0, 0) == -1:
-                break
-        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-        libc_call("capset", header, (ctypes.c_uint32 * 6)())
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    libc_call("capset", header, (ctypes.c_uint32 * 6)())
     libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # Changing uid hides /proc/self from the program; nothing in this process is secret from it.
     libc_call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def install_seccomp(signals_only_to):
-    """Refuse dangerous system calls; with a pid, signals may go to that process alone.
+def restrict_files(job):
+    """Landlock, where there is no mount namespace: read the system and the interpreter, write in cwd."""
+    version = libc.syscall(ctypes.c_long(SYS_LANDLOCK), None, ctypes.c_long(0), ctypes.c_long(1))
+    if version < 1:
+        return
+    read, write = 1 | 4 | 8, 2 | 4
+    every = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
+    # Files, TCP (version 4), abstract sockets and signals outside (version 6).
+    handled = (ctypes.c_uint64 * 3)(every, 3, 3)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc_call("syscall", SYS_LANDLOCK, handled, size, 0)
 
-    The last is for machines without PID namespaces, where the program could otherwise kill its caller.
+    class Beneath(ctypes.Structure):
+        _pack_ = 1
+        _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+    allowed = dict.fromkeys(("/usr", "/bin", "/lib", "/lib64", *job["trees"]), read)
+    allowed |= {"/etc/ld.so.cache": 4, "/dev/null": write, "/dev/zero": write, "/dev/urandom": 4}
+    for path, rights in (allowed | {job["cwd"]: every}).items():
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        rule = Beneath(rights, fd)
+        libc_call("syscall", SYS_LANDLOCK + 1, rules, 1, ctypes.byref(rule), 0)
+        os.close(fd)
+    libc_call("syscall", SYS_LANDLOCK + 2, rules, 0)
+    os.close(rules)
+
+
+def install_seccomp(signals_only_to):
+    """Refuse dangerous system calls; with a pid, also the network, and signals to others.
+
+    The last two are for machines without namespaces, where the program could otherwise reach the network,
+    and kill its caller.
     """
     if MACHINE not in SYSCALLS:
         return
-    architecture, _, clone, clone3, kills, refused = SYSCALLS[MACHINE]
+    architecture, _, clone, clone3, sendto, unreachable, kills, refused = SYSCALLS[MACHINE]
     load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
     allow, eperm, enosys = 0x7FFF0000, 0x00050001, 0x00050026
     # (code, jump if true, jump if false, k); offset 0 of the data is the number, 4 the architecture, 16
@@ -251,6 +282,11 @@ def install_seccomp(signals_only_to):
     program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, new), (give, 0, 0, eperm)]
     program += [(load, 0, 0, 0)]
     if signals_only_to:
+        # Sockets may be made, but reach nobody: no connect, bind or sendmsg, and no sendto an address.
+        for number in unreachable:
+            program += [(equal, 0, 1, number), (give, 0, 0, eperm)]
+        program += [(equal, 0, 6, sendto), (load, 0, 0, 48), (equal, 0, 2, 0), (load, 0, 0, 52)]
+        program += [(equal, 1, 0, 0), (give, 0, 0, eperm), (load, 0, 0, 0)]
         for number in kills:
             # pidfd_send_signal names its target by a descriptor: refused whole.
             target = signals_only_to if number != 424 else 0xFFFFFFFF
@@ -345,7 +381,7 @@ def exit_code(status):
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def init(job, child, result, user_namespace, inside):
+def init(job, child, result, inside):
     """Process 1: build the root, start the program, wait, watch memory. Its exit ends the namespace."""
     owner = job["owner"] or (os.getuid(), os.getgid())
     libc_call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -356,7 +392,7 @@ def init(job, child, result, user_namespace, inside):
     pthread_sigmask(SIG_BLOCK, {SIGCHLD})
     pid = os.fork()
     if pid == 0:
-        run_program(job, child, result, owner, user_namespace)
+        run_program(job, child, result, owner)
     os.close(result)
     for fd in (0, 1, 2):
         os.close(fd)
@@ -375,7 +411,7 @@ def init(job, child, result, user_namespace, inside):
     os._exit(code)
 
 
-def run_program(job, child, result, owner, user_namespace):
+def run_program(job, child, result, owner):
     """Give everything up, then run the untrusted program in this process."""
     pthread_sigmask(SIG_UNBLOCK, {SIGCHLD})
     for fd in job["close"]:
@@ -383,8 +419,10 @@ def run_program(job, child, result, owner, user_namespace):
     os.setsid()
     os.chdir(job["cwd"])
     os.umask(0o077)
-    drop_privileges(owner, user_namespace)
+    drop_privileges(owner)
     set_limits(job)
+    if not job["pid_namespace"]:
+        restrict_files(job)
     install_seccomp(0 if job["pid_namespace"] else os.getpid())
     child["main"](job, result)
 
@@ -402,14 +440,15 @@ def main():
         if hasattr(libc, "mallopt"):  # each thread's arena would reserve 64 MiB of RLIMIT_AS
             libc.mallopt(-8, 1)
         inside = job["backend"] == "namespaces"
-        user_namespace = enter_namespaces() if inside else False
+        if inside:
+            enter_namespaces()
         alive, lifeline = os.pipe()
         pid = os.fork()
         if pid == 0:
             libc_call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
             os.close(alive)
             job["close"] = (control, lifeline)
-            init(job, child, result, user_namespace, inside)
+            init(job, child, result, inside)
     except BaseException as error:
         if job.get("started"):  # the program's own SystemExit or error, in the program's process
             raise

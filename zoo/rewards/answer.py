@@ -121,7 +121,7 @@ class Parsed:
     too_complex: bool = False
 
 
-_BASED = re.compile(r"\(?([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})\)?_(?:\{?\(?(?:\\text\{)?(\d{1,2})\}?\)?\}?)")
+_BASED = re.compile(r"\(?(-?)([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})\)?_(?:\{?\(?(?:\\text\{)?(\d{1,2})\}?\)?\}?)")
 _LETTERS_AND_DIGITS = re.compile(r"[A-Z]*\d[0-9A-Z]*")
 _OPEN = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _CLOSE = frozenset((")", "]", "}", "\\}"))
@@ -154,8 +154,8 @@ def parse_answer(text: str, commas: bool = True) -> Parsed:
     if len(cleaned) > 2 * MAX_CHARACTERS:
         return Parsed(cleaned, None, too_complex=True)
     based = _BASED.fullmatch(cleaned.replace(" ", "")) if "_" in cleaned else None
-    if based is not None and _LETTERS_AND_DIGITS.fullmatch(based[1]):
-        return Parsed(cleaned, Based(based[1].lstrip("0") or "0", int(based[2])), words="")
+    if based is not None and _LETTERS_AND_DIGITS.fullmatch(based[2]):
+        return Parsed(cleaned, Based(based[1] + (based[2].lstrip("0") or "0"), int(based[3])), words="")
     try:
         tokens = tokenize(join_thousands(cleaned, commas=commas))
         return Parsed(cleaned, _parse(tokens), tuple(tokens), words)
@@ -249,7 +249,8 @@ def _item(tokens: list[Token]) -> Answer:
     if not tokens:
         raise ParseError("nothing to read")
     if all(kind == "text" for kind, _ in tokens):
-        return Words(word_key(" ".join(value for _, value in tokens)))
+        key = word_key(" ".join(value for _, value in tokens))
+        return NamedSet("R") if key in ("all real numbers", "all reals") else Words(key)
     relation = _relation(tokens)
     return relation if relation is not None else _side(tokens)
 
@@ -281,11 +282,25 @@ def _relation(tokens: list[Token]) -> Answer | None:
     if len(sides) > 12:
         raise TooComplex("a chain of relations")
     labels = tuple(_label(side) for side in sides)
-    parsed = tuple(Words(label) if label[:5] == "text:" else _side(side) for side, label in zip(sides, labels, strict=True))
+    parsed = tuple(_named_side(side, label) for side, label in zip(sides, labels, strict=True))
     last = parsed[-1]
     if isinstance(last, Several) and last.kind == "pm" and signs == ["="]:
         return Several(tuple(Relation((parsed[0], value), ("=",), labels) for value in last.items), "pm")
     return Relation(parsed, tuple(signs), labels)
+
+
+def _named_side(tokens: list[Token], label: str) -> Answer:
+    if label.startswith("text:"):
+        return Words(label)
+    try:
+        return _side(tokens)
+    except TooComplex:
+        raise
+    except ParseError:
+        # A name need not be a formula: `\\angle A`, `V_1:V_2`.
+        if not label:
+            raise
+        return Words(label)
 
 
 def _label(tokens: list[Token]) -> str:
@@ -295,22 +310,23 @@ def _label(tokens: list[Token]) -> str:
     if tokens[0][0] == "text" and any(kind == "op" and value in "()" for kind, value in tokens):
         return "text:" + "".join(value for _, value in tokens)
     spelled = "".join(value for _, value in tokens)
+    if any(token == ("op", "angle") for token in tokens):
+        return spelled if all(kind in ("sym", "const") or value == "angle" for kind, value in tokens) else ""
+    first = tokens[0]
+    if first[0] in ("sym", "const") and tokens[-1] == ("op", ")"):
+        # A function's value, `f(3)` or `P(X = 2)`; `a(b+c)` with a product inside is also only a name here.
+        rest = _after_name(tokens, 1)
+        simple = all(kind in ("sym", "const", "num", "rel") or value in ",_{}=<>" for kind, value in tokens[rest + 1 : -1])
+        return spelled if rest < len(tokens) - 2 and tokens[rest] == ("op", "(") and simple else ""
     if any(kind == "num" and (at == 0 or tokens[at - 1][1] not in "_{") for at, (kind, _) in enumerate(tokens)):
         return ""
-    kinds = [token for token in tokens if token[1] not in ("{", "}")]
-    first = kinds[0] if kinds else ("", "")
-    if first == ("op", "angle") or (first[0] == "cmd" and first[1] == "overline"):
+    if first == ("cmd", "overline"):
         return spelled
     if first[0] in ("sym", "const") and first[1] not in ("pi",):
         rest = _after_name(tokens, 1)
         if rest == len(tokens):
             return spelled
         tail = tokens[rest:]
-        if tail[0] == ("op", "(") and tail[-1] == ("op", ")"):
-            inside = tail[1:-1]
-            if inside and all(kind in ("sym", "const", "num") or value in ",_{}" for kind, value in inside):
-                return spelled
-            return ""
         if tail[0] == ("op", ":") or tail[0] == ("rel", ":"):
             return spelled
         if len(tokens) <= 4 and all(kind in ("sym", "const") and value.isupper() for kind, value in tokens):
@@ -343,7 +359,7 @@ def _side(tokens: list[Token]) -> Answer:
         parts = _split(tokens, lambda token, value=value: token == ("op", value))
         if len(parts) > 1:
             return build(parts)
-    colons = _split(tokens, lambda token: token[1] == ":" and token[0] in ("op", "rel"))
+    colons = _split(tokens, lambda token: token[1] == ":" or token == ("text", "to"))
     if len(colons) > 1:
         return _ratio(colons)
     if len(tokens) == 1 and tokens[0][0] == "set":
@@ -487,6 +503,8 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | 
     depth = 0
     for at, token in enumerate(tokens):
         depth += _depth_change(token)
+        if depth == 1 and at and _is_remark(tokens[at:]):
+            return tokens[:at], "", None
         if depth or not at:
             continue
         loose = token[0] == "gap" and at + 1 < len(tokens) and tokens[at + 1][0] == "sym"
@@ -502,6 +520,17 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | 
     if not tokens:
         raise ParseError("words without a formula")
     return tokens, "", None
+
+
+def _is_remark(tokens: list[Token]) -> bool:
+    """Words in brackets at the end: `42 (forty-two)`."""
+    return (
+        len(tokens) > 2
+        and tokens[0] == ("op", "(")
+        and tokens[-1] == ("op", ")")
+        and tokens[1][0] == "text"
+        and all(kind == "text" or value == "-" for kind, value in tokens[1:-1])
+    )
 
 
 def _has_text(tokens: list[Token]) -> bool:

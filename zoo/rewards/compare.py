@@ -101,6 +101,8 @@ def _equal(gold: Answer, answer: Answer, loose: bool) -> bool:
             return _equal(gold, answer.items[0], loose)
         if isinstance(gold, Ordered):
             return _same_assignment(gold, answer, loose)
+    if isinstance(gold, Several) and isinstance(answer, Ordered):
+        return _same_assignment(answer, gold, loose)
     if _is_set(gold) and _is_set(answer):
         return _same_sets(gold, answer)
     if type(gold) is not type(answer):
@@ -197,19 +199,25 @@ _UNITS = {
     "hour": "h", "hours": "h", "hr": "h", "hrs": "h", "day": "day", "days": "day", "week": "week", "weeks": "week",
     "month": "month", "months": "month", "year": "year", "years": "year", "cent": "cent", "cents": "cent",
     "dollar": "dollar", "dollars": "dollar", "degree": "degree", "degrees": "degree", "radian": "radian",
-    "radians": "radian", "am": "am", "pm": "pm", "a.m": "am", "p.m": "pm", "a.m.": "am", "p.m.": "pm",
+    "radians": "radian", "am": "am", "pm": "pm", "a.m": "am", "p.m": "pm",
 }  # fmt: skip
 
 
 def units_conflict(first: str, second: str) -> bool:
-    """Whether both units are known words for different things (10 cm and 10 m; AM and PM)."""
-    one, two = _UNITS.get(_unit_word(first)), _UNITS.get(_unit_word(second))
-    return one is not None and two is not None and one != two
+    """Whether both units are known words for different things: 10 cm and 10 m, cm² and cm³, AM and PM."""
+    one, power = _unit_word(first)
+    two, other = _unit_word(second)
+    if not one or not two:
+        return False
+    return one != two or (power != other and min(power, other) > 1)
 
 
-def _unit_word(unit: str) -> str:
-    words = [word for word in unit.lower().replace("square", "").replace("cubic", "").split() if word.strip("^{}23")]
-    return words[0] if len(words) == 1 else ""
+def _unit_word(unit: str) -> tuple[str, int]:
+    """The unit a text names and its power; "" for anything but one known word."""
+    power = 2 if "square" in unit or "^ 2" in unit or "^ { 2" in unit else 1
+    power = 3 if "cubic" in unit or "^ 3" in unit or "^ { 3" in unit else power
+    words = [word for word in re.split(r"[^a-z.]+", unit.lower()) if word not in ("", "square", "cubic", "sq", "cu")]
+    return (_UNITS.get(words[0].rstrip("."), "") if len(words) == 1 else ""), power
 
 
 # ---------------------------------------------------------------- several values
@@ -221,26 +229,14 @@ def _same_several(gold: Several, answer: Several, loose: bool) -> bool:
         return _same_sets(gold, answer)
     golds, gold_names = _named_values(gold)
     answers, answer_names = _named_values(answer)
-    if len(golds) != len(answers):
-        return False
     if gold_names and answer_names and sorted(gold_names) == sorted(answer_names):
         by_name = dict(zip(answer_names, answers, strict=True))
         return all(_equal(value, by_name[name], loose) for name, value in zip(gold_names, golds, strict=True))
     if gold_names or any(_is_dots(item) for item in golds):
         return _all_equal(golds, answers, loose)
-    return _same_multiset(golds, answers, loose)
-
-
-def _same_multiset(golds: tuple[Answer, ...], answers: tuple[Answer, ...], loose: bool) -> bool:
-    left = list(answers)
-    for gold in golds:
-        for at, answer in enumerate(left):
-            if _equal(gold, answer, loose):
-                del left[at]
-                break
-        else:
-            return False
-    return not left
+    # As sets: a value given twice is given.
+    matched = [any(_equal(value, other, loose) for other in answers) for value in golds]
+    return all(matched) and all(any(_equal(value, other, loose) for value in golds) for other in answers)
 
 
 def _named_values(several: Several) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
@@ -261,10 +257,10 @@ def _is_dots(answer: Answer) -> bool:
     return isinstance(answer, Scalar) and answer.node == ("const", "dots")
 
 
-def _same_assignment(gold: Ordered, answer: Several, loose: bool) -> bool:
-    """`p = 5, q = 2` answers (5,2) in that order."""
-    values, names = _named_values(answer)
-    return bool(names) and gold.opening == "(" and gold.closing == ")" and _all_equal(gold.items, values, loose)
+def _same_assignment(pair: Ordered, named: Several, loose: bool) -> bool:
+    """`p = 5, q = 2` and (5,2) agree, in that order."""
+    values, names = _named_values(named)
+    return bool(names) and pair.opening == "(" and pair.closing == ")" and _all_equal(pair.items, values, loose)
 
 
 # ---------------------------------------------------------------- relations
@@ -284,6 +280,10 @@ def _same_relation(gold: Answer, answer: Answer, loose: bool) -> bool:
     if answer_equation:
         value = _value_of(answer)
         return value is not None and _equal(gold, value, loose)
+    if isinstance(answer, Relation) and answer.signs == ("in",) and isinstance(answer.sides[1], Several):
+        return _equal(gold, answer.sides[1], loose)
+    if isinstance(gold, Relation) and gold.signs == ("in",) and isinstance(gold.sides[1], Several):
+        return _equal(gold.sides[1], answer, loose)
     if isinstance(gold, Several) or isinstance(answer, Several):
         return _is_set(gold) and _is_set(answer) and _same_sets(gold, answer)
     if isinstance(gold, Relation) and isinstance(answer, Relation) and _same_inequality(gold, answer):

@@ -65,11 +65,16 @@ _SYMBOL_COMMANDS = {
 _DOTS = frozenset(["ldots", "dots", "cdots", "dotsc", "dotsb", "vdots", "ddots", "dotso"])
 _FRACTIONS = frozenset(["frac", "dfrac", "tfrac", "cfrac"])
 _BINOMIALS = frozenset(["binom", "dbinom", "tbinom"])
+# Every command of the grammar, for those who want to know whether a text uses others.
+FORMULA_COMMANDS = (
+    FUNCTIONS | _GREEK | _BOUND | _SKIP | _TRANSPARENT | _MULTIPLY | _DOTS | _FRACTIONS | _BINOMIALS
+    | frozenset(_RELATIONS) | frozenset(_SYMBOL_COMMANDS) | {"pi", "mathbb", "begin", "end"}
+)  # fmt: skip
 _WORD_SEPARATORS = frozenset(("and", "or", "&", ", and", ",and", ", or", ",or"))
 
 _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"
-    r"|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z\d]))?|\.\d+(?:[eE][+-]?\d+(?![A-Za-z\d]))?|\d+\.(?!\d))"
+    r"|(?P<number>\d+\.(?=\s*\\(?:overline|bar|dot)\s*\{)|\d+(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z\d]))?|\.\d+(?:[eE][+-]?\d+(?![A-Za-z\d]))?)"
     r"|(?P<text>\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|emph)\s*\{)"
     r"|(?P<env>\\(?:begin|end)\s*\{[a-zA-Z*]+\})"
     r"|(?P<blackboard>\\(?:mathbb|Bbb)\s*(?:\{\s*[A-Z]\s*\}|[A-Z]))"
@@ -194,7 +199,7 @@ def _command(name: str, tokens: list[Token]) -> None:
 
 
 def _word(word: str, tokens: list[Token], spaced: bool) -> None:
-    if word in FUNCTIONS:
+    if word in FUNCTIONS and not (word in _UNIT_WORDS and spaced and tokens and tokens[-1][0] == "num"):
         tokens.append(("cmd", word))
     elif word == "pi" or word == "Pi":
         tokens.append(("const", "pi"))
@@ -202,7 +207,9 @@ def _word(word: str, tokens: list[Token], spaced: bool) -> None:
         tokens.append(("sep", word.lower()))
     elif word in ("infinity", "Infinity", "inf"):
         tokens.append(("op", "infty"))
-    elif len(word) >= 4 or word in _UNIT_WORDS or word in _SHORT_WORDS:
+    elif word in ("C", "F") and _after_degree(tokens):
+        tokens.append(("text", word))
+    elif len(word) >= 4 or word in _UNIT_WORDS or word in _SHORT_WORDS or _continues_words(word, tokens, spaced):
         if tokens and tokens[-1][0] == "text":
             tokens[-1] = ("text", tokens[-1][1] + " " + word)
         else:
@@ -212,6 +219,18 @@ def _word(word: str, tokens: list[Token], spaced: bool) -> None:
             tokens.append(("gap", ""))
         for letter in word:
             tokens.append(("const", letter) if letter in "ei" else ("sym", letter))
+
+
+def _after_degree(tokens: list[Token]) -> bool:
+    last = [value for _, value in tokens[-2:]]
+    return bool(last) and (last[-1] in ("circ", "deg") or (last[-1] == "}" and last[0] in ("circ", "deg")))
+
+
+def _continues_words(word: str, tokens: list[Token], spaced: bool) -> bool:
+    """Whether a short word stands where only a word makes sense: `3 men`, `12 miles an hour`."""
+    if not spaced or not tokens or len(word) < 2:
+        return False
+    return tokens[-1][0] == "text" or (tokens[-1][0] == "num" and len(word) == 3)
 
 
 def _text(content: str, tokens: list[Token], limit: int) -> None:
@@ -225,11 +244,11 @@ def _text(content: str, tokens: list[Token], limit: int) -> None:
         tokens.extend(tokenize(words, limit=limit))
     elif len(words) == 1 and words.isalpha() and words.isascii():
         # A lone letter is a variable, a unit after a number, or a constant (`\mathrm{e}`).
-        if tokens and tokens[-1][0] == "num" and words not in "eid":
+        if words not in "eid" and ((tokens and tokens[-1][0] == "num") or _after_degree(tokens)):
             tokens.append(("text", words))
         else:
             tokens.append(("const", words) if words in "ei" else ("sym", words))
-    elif words in FUNCTIONS:
+    elif words in FUNCTIONS and not (words in _UNIT_WORDS and tokens and tokens[-1][0] == "num"):
         tokens.append(("cmd", words))
     elif tokens and tokens[-1][0] == "text":
         tokens[-1] = ("text", tokens[-1][1] + " " + words)
@@ -450,8 +469,13 @@ class Parser:
         self._expect("}")
         return node
 
+    def _skip_gap(self) -> None:
+        if self._peek()[0] == "gap":
+            self.at += 1
+
     def _argument(self) -> Node:
         """A LaTeX argument: a group, one digit of a number, or one factor."""
+        self._skip_gap()
         if self._is("{"):
             return self._group()
         kind, value = self._peek()
@@ -515,7 +539,7 @@ class Parser:
         if kind != "num" or not digits.isdigit() or not start.replace(".", "", 1).isdigit() or "." not in start:
             raise ParseError("an overline that is not a repeating decimal")
         places = len(start) - start.index(".") - 1
-        value = number(start.rstrip(".")) + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+        value = number(start) + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
         return ("q", value)
 
     def _subscripted(self, name: str) -> Node:
@@ -596,6 +620,7 @@ class Parser:
             else:
                 self.at += 1
                 power = self._exponent()
+        self._skip_gap()
         is_trig = name in _TRIG
         self.degrees_are_angles += is_trig
         arguments = self._call_arguments(name)

@@ -6,7 +6,8 @@ The order, first in what follows the last `</think>`, then in the whole text:
 2. what follows the last `####`;
 3. the last `<answer>` tag;
 4. the last explicit "answer is" (or "answer:");
-5. the whole completion, if it is one short line without any marker.
+5. under style gsm8k, the last line that begins with `A:`, as OpenAI's published solutions end;
+6. the whole completion, if it is one short line without any marker.
 
 Everything is searched, however long the text (FAULTS B80): a fixed window of last characters loses answers.
 """
@@ -19,6 +20,7 @@ _SPECIAL = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BOX_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{1,3}(-?\d[\d,.]*|[A-Za-z])(?![A-Za-z\d])")
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _PHRASE = re.compile(
     r"\banswer\b[*_`\"']{0,4}(?:\s(?:to|for|of)\s[^.:=\n]{1,60}?)?\s{0,4}"
@@ -26,8 +28,18 @@ _PHRASE = re.compile(
     r"[*_`]{0,4}\s{0,4}){1,3}",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))")
+# "#### The answer is 42", and a heading "#### Answer" above the answer.
+_LEAD = re.compile(r"[*_]{0,3}(?:so |thus |therefore |hence |the |final |correct |my ){0,4}" + _PHRASE.pattern, re.IGNORECASE)
+_HEADING = re.compile(r"[*_]{0,3}(?:the )?(?:final |correct )?answer\s?[:.]?[*_]{0,3}:?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<!\\)(?<!\bsq)(?<!\bcu)(?<!\bft)(?<!\bin)[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))")
+# What explains an answer is not part of it: "5 because 2 + 3 = 5", "72, altogether", "42 and that is all there is to say".
+_CLAUSE = re.compile(r"[,;(]?\s{1,3}\b(?:because|since|which|where|hence|thus|therefore|given|after)\b", re.IGNORECASE)
+_TALK = re.compile(
+    r"([^\s,]*\d[^\s,]*)(?:,\s+(?!or\b|and\b)[A-Za-z][A-Za-z' ]*|\s+(?!or\b|million|billion|thousand|hundred)"
+    r"[A-Za-z][A-Za-z',;-]*(?:\s+[A-Za-z',;-]+){4,})"
+)
 _PROSE = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
+_TWO_WORDS = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
 _OPENERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WHOLE_LIMIT = 200
 _PHRASE_LIMIT = 4000
@@ -48,26 +60,31 @@ class Extracted:
     at_end: bool = False
 
 
-def extract(completion: str) -> Extracted | None:
+def extract(completion: str, style: str = "math") -> Extracted | None:
     """The answer of a completion by the order in this module's docstring; None without an answer.
 
     Args:
         completion: what the model wrote, of any length.
+        style: "gsm8k" also reads a line that begins with `A:`.
     Returns:
         the answer and its marker, or None if there is no marker and the text is not an answer by itself.
     """
     think = completion.rfind("</think>")
     if think >= 0:
-        found = _by_marker(completion[think + 8 :])
+        found = _by_marker(completion[think + 8 :], style)
         if found is not None:
             return found
-    found = _by_marker(completion)
+    found = _by_marker(completion, style)
     if found is not None or think >= 0 or "<think>" in completion:
         return found
-    if len(completion) > 4 * _WHOLE_LIMIT:
+    if len(completion) > 4 * _WHOLE_LIMIT or "boxed{" in completion or "fbox{" in completion:
+        # A box without an end is a cut-off answer, not an answer.
         return None
     whole = _SPECIAL.sub("", completion).strip()
     if not whole or len(whole) > _WHOLE_LIMIT or "\n" in whole or _PROSE.search(whole):
+        return None
+    if _TWO_WORDS.search(whole) and any(mark.isdigit() for mark in whole):
+        # "42 is mentioned" is talk; "no solution" and "12 inches" are answers.
         return None
     return Extracted(whole, "whole", at_end=True)
 
@@ -79,7 +96,9 @@ def last_box(text: str) -> str | None:
     """
     first = _BOX_OPEN.search(text)
     if first is None:
-        return None
+        # TeX also boxes one bare token; MATH has solutions that end in `\\boxed 2`.
+        bare = _BARE_BOX.findall(text)
+        return bare[-1] if bare else None
     stack: list[tuple[bool, int]] = []
     best: tuple[int, int] | None = None
     for match in _BOX.finditer(text, first.start()):
@@ -97,7 +116,7 @@ def last_box(text: str) -> str | None:
     return None if best is None else text[best[0] : best[1]]
 
 
-def _by_marker(text: str) -> Extracted | None:
+def _by_marker(text: str, style: str) -> Extracted | None:
     if "boxed" in text or "fbox" in text:
         box = last_box(text)
         if box is not None:
@@ -109,16 +128,26 @@ def _by_marker(text: str) -> Extracted | None:
         tag = _last_tag(text)
         if tag is not None:
             return tag
-    return _after_phrase(text)
+    phrase = _after_phrase(text)
+    if phrase is None and style == "gsm8k":
+        line = text.rfind("\nA:")
+        if line >= 0 or text.startswith("A:"):
+            return _after_hash(text, line + 3 if line >= 0 else 2, "phrase")
+    return phrase
 
 
-def _after_hash(text: str, start: int) -> Extracted:
+def _after_hash(text: str, start: int, source: str = "hash") -> Extracted:
     while start < len(text) and text[start] == "#":
         start += 1
     rest = text[start : start + _PHRASE_LIMIT].lstrip()
-    line, newline, _ = rest.partition("\n")
-    line = _SPECIAL.sub("", line).strip()
-    return Extracted(first_sentence(line), "hash", at_end=not newline)
+    line, newline, after = rest.partition("\n")
+    if _HEADING.fullmatch(line.strip()):
+        line, newline, _ = after.lstrip().partition("\n")
+    answer = first_sentence(_SPECIAL.sub("", line).strip())
+    phrase = _PHRASE.match(answer) or _LEAD.match(answer)
+    if phrase is not None:
+        answer = answer[phrase.end() :]
+    return Extracted(answer, source, at_end=not newline)
 
 
 def _last_tag(text: str) -> Extracted | None:
@@ -167,6 +196,12 @@ def first_sentence(text: str) -> str:
                 start = end + len(closing)
             break
     end = _SENTENCE_END.search(text, start)
-    if end is None or (end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()):
+    if end is not None and not (end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()):
+        text = text[: end.start()].rstrip()
+    if len(text) < 8 or text.isdigit():
         return text
-    return text[: end.start()].rstrip()
+    clause = _CLAUSE.search(text, 1)
+    if clause is not None:
+        text = text[: clause.start()].rstrip()
+    talk = _TALK.fullmatch(text)
+    return text if talk is None else talk[1]

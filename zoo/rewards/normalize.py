@@ -32,6 +32,8 @@ _INDEX = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 _MATH_BRACKET = re.compile(r"(?<!\\)\\[()\[\]]")
 _CURRENCY = re.compile(r"\\(?:\$|pounds|pound|euro|EUR|yen|rupee|textdollar|texteuro)(?![A-Za-z])")
 
+_MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+
 _DIGITS = r"(?<![\d.])\d{1,3}(?:%s\d{3})+(?!\d)"
 _LATEX_GROUPS = re.compile(_DIGITS % r"\s*(?:,\s*\\!|\{,\}|\\[,!:;]|')\s*")
 _LATEX_SEPARATOR = re.compile(r"[^\d]+")
@@ -55,6 +57,8 @@ def clean(text: str) -> str:
         text = _CURRENCY.sub("", text).replace("$", " ")
         text = _MATH_BRACKET.sub(" ", text)
     text = text.strip(" \t\r\n`\"")
+    if ".m" in text or ". m" in text:
+        text = _MERIDIEM.sub(r"\1m", text)
     while text:
         if text[-1] in ",;:" or text.endswith("\\\\"):
             # `\,` and friends are spaces, not punctuation.

@@ -193,6 +193,7 @@ def _attempt(
         directory = None
         if backend in ("uid", "bare"):
             directory = tempfile.mkdtemp(prefix="zoo_code_")
+            directory = os.path.realpath(directory)
             stack.callback(_remove_tree, directory)
             if owner:
                 os.chown(directory, *owner)
@@ -223,7 +224,7 @@ def _attempt(
         opened = [*ends.values(), control_read]
         flags = ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP]
         numbers = [str(job_fd), str(ends["result"]), str(control_read)]
-        command = [*_wrapper(backend, python), python, *flags, str(LAUNCHER), str(CHILD), *numbers]
+        command = [*_wrapper(backend, python, limits), python, *flags, str(LAUNCHER), str(CHILD), *numbers]
         started = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -386,16 +387,14 @@ def _trees(python: str) -> list[str]:
     return [t for t in dict.fromkeys(trees) if t != "/" and os.path.isdir(t)]
 
 
-def _wrapper(backend: str, python: str) -> list[str]:
+def _wrapper(backend: str, python: str, limits: Limits) -> list[str]:
+    """The command that goes before the interpreter's: bubblewrap's."""
     if backend != "bubblewrap":
         return []
-    command = [
-        shutil.which("bwrap") or "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-    ]
-    command += ["--cap-drop", "ALL", "--unshare-user", "--ro-bind", "/usr", "/usr"]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    command = [bwrap, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
+    command += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    command += ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         if os.path.islink("/" + name):
             command += ["--symlink", os.readlink("/" + name), "/" + name]
@@ -404,20 +403,17 @@ def _wrapper(backend: str, python: str) -> list[str]:
     for tree in [*_trees(python), str(HERE)]:
         if not tree.startswith("/usr/"):
             command += ["--ro-bind", tree, tree]
-    command += ["--proc", "/proc", "--dev", "/dev"]
-    # HERE may lie below /tmp, which a later tmpfs would hide: the work directory is a mount of its own.
-    command += [
-        "--tmpfs",
-        "/tmp/work",
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-        "--chdir",
-        "/tmp/work",
-        "--",
-    ]
-    return command
+    size = ["--size", str(limits.disk_bytes)] if _bwrap_has_size(bwrap) else []
+    command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm"]
+    # HERE may lie below /tmp, which a tmpfs there would hide: the work directory is its own mount, and
+    # /tmp is a symbolic link's worth of room on the root.
+    return [*command, *size, "--tmpfs", "/tmp/work", "--chdir", "/tmp/work", "--"]
+
+
+@functools.lru_cache(maxsize=8)
+def _bwrap_has_size(bwrap: str) -> bool:
+    run = subprocess.run([bwrap, "--help"], capture_output=True, stdin=subprocess.DEVNULL)
+    return b"--size" in run.stdout + run.stderr
 
 
 # ------------------------------------------------------------------ files
@@ -456,7 +452,7 @@ def _remove_tree(path: str) -> None:
                     with contextlib.suppress(
                         OSError
                     ):  # moving a directory needs write permission in it
-                        os.chmod(entry.path, 0o700, follow_symlinks=False)
+                        os.chmod(entry.path, 0o700)
                     top = os.path.join(path, f"zoo{secrets.token_hex(4)}_{count}")
                     os.rename(entry.path, top)
                     pending.append(top)
@@ -484,28 +480,38 @@ def limits():
     import resource
     return {n: resource.getrlimit(getattr(resource, n))[0] for n in (
         "RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_CORE")}
-def status(name):
-    try:
-        with open("/proc/self/status") as file:
-            return next((l.split()[1] for l in file if l.startswith(name + ":")), "")
-    except OSError:
-        return ""
+def status():
+    import ctypes
+    libc = ctypes.CDLL(None)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    zero = ctypes.c_long(0)
+    return {
+        "capabilities": list(sets),
+        "seccomp": libc.prctl(21, zero, zero, zero, zero),
+        "no_new_privs": libc.prctl(39, zero, zero, zero, zero),
+    }
 def facts():
-    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        names = []
+    try:
+        interfaces = [n for _, n in socket.if_nameindex()]
+    except OSError:
+        interfaces = []
     return {
         "pids": sum(n.isdigit() for n in names),
         "pid": os.getpid(),
         "session": os.getsid(0) == os.getpid(),
         "uid": os.getuid(),
-        "capabilities": status("CapEff"),
-        "no_new_privs": status("NoNewPrivs"),
-        "seccomp": status("Seccomp"),
+        **status(),
         "environment": len(os.environ),
-        "interfaces": [n for _, n in socket.if_nameindex()],
+        "interfaces": interfaces,
         "no_route": refused(connect),
         "usr_read_only": refused(lambda: open("/usr/zoo_probe", "x")),
-        "prefix_read_only": bool(os.statvfs(os.path.dirname(os.__file__)).f_flag & 1),
-        "hosts_hidden": not os.path.exists("/etc/hostname") and not os.path.exists("/home"),
+        "prefix_read_only": refused(lambda: open(os.path.dirname(os.__file__) + "/zoo_probe", "x")),
+        "hosts_hidden": all(refused(lambda: os.listdir(d)) for d in ("/home", "/var")),
         "disk": os.statvfs(".").f_blocks * os.statvfs(".").f_frsize,
         "no_namespaces": refused(lambda: unshare()),
         "limits": limits(),
@@ -562,20 +568,16 @@ def isolation_report(backend: str | None = None) -> list[Layer]:
         Layer("rlimits", limits["RLIMIT_AS"] == best.memory_bytes, shown),
         Layer("process limit", root_bound, f"{limits['RLIMIT_NPROC']} processes and threads"),
         Layer(
-            "no privileges", _zero(facts["capabilities"]), f"uid {facts['uid']}, no capabilities"
+            "no privileges", not any(facts["capabilities"]) and facts["no_new_privs"] == 1, f"uid {facts['uid']}, no capabilities"
         ),
-        Layer("seccomp", facts["seccomp"] == "2", "namespaces, mounts, ptrace, memfd refused"),
+        Layer("seccomp", facts["seccomp"] == 2 and facts["no_namespaces"], "namespaces, mounts, ptrace, memfd refused"),
         Layer("PID namespace", alone, f"{facts['pids']} processes visible"),
         Layer("no network", facts["no_route"], f"interfaces: {', '.join(facts['interfaces'])}"),
         Layer(
             "read-only system",
-            facts["usr_read_only"] and (facts["prefix_read_only"] or facts["uid"] != 0),
+            facts["usr_read_only"] and facts["prefix_read_only"],
             "/usr and the interpreter",
         ),
-        Layer("host files hidden", facts["hosts_hidden"], "no /home, no /etc of the host"),
+        Layer("host files hidden", facts["hosts_hidden"], "/home and /var cannot be listed"),
         Layer("disk quota", facts["disk"] <= 2 * best.disk_bytes, f"{facts['disk']} bytes"),
     ]
-
-
-def _zero(mask: str) -> bool:
-    return mask != "" and int(mask, 16) == 0

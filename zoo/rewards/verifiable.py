@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from zoo.rewards.math import Reason, verify
 from zoo.types import Completion, Prompt, RewardOutput
 
 # At most 40 digits before and after the point: longer ones are nobody's answer here.
@@ -28,23 +29,21 @@ class Verifier:
     require_end: bool = False  # True: a right answer counts only when the model stopped by itself
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
-        from zoo.rewards.math import verify
-
         scores: list[float | None] = []
         reasons = []
         for prompt, completion in zip(prompts, completions, strict=True):
             gold = gold_answer(prompt)
             style = self.style or prompt.columns.get("style") or "math"
             verdict = verify(completion.text, gold, style, truncated=completion.truncated)
-            score, reason = float(verdict.score), str(verdict.reason)
-            if reason == "unparsed_gold":
+            if verdict.reason is Reason.UNPARSED_GOLD:
                 scores.append(None)
-            elif completion.truncated and (self.require_end or not score):
+                reasons.append(str(verdict.reason))
+            elif completion.truncated and (self.require_end or not verdict.score):
                 scores.append(0.0)
-                reason = "truncated"
+                reasons.append(str(Reason.TRUNCATED))
             else:
-                scores.append(score)
-            reasons.append(reason)
+                scores.append(float(verdict.score))
+                reasons.append(str(verdict.reason))
         return RewardOutput(total=scores, components={"verifier": list(scores)}, reasons=reasons)
 
 

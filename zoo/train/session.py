@@ -357,7 +357,20 @@ class Session:
         self.recorder.memory(record)
         summary = self._summary(record) if is_main() else {}
         self.recorder.summary(summary)
+        self.recorder.display.message(self._last_words(summary) if is_main() else "")
         return from_main(summary)
+
+    def _last_words(self, summary: Mapping[str, Any]) -> str:
+        """Two lines: what changed on the held-out problems, and where everything is."""
+        words = []
+        before, after = (summary[k].get("heldout", {}) for k in ("first", "final"))
+        for key in ("accuracy", "greedy"):
+            if after.get(key) is not None:
+                start = f"{before[key]:.3f} → " if before.get(key) is not None else ""
+                words.append(f"{key} {start}{after[key]:.3f}")
+        seconds = summary["seconds"]["total"]
+        words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
+        return f"finished: held-out {', '.join(words)}\n{self.folder}"
 
     def _summary(self, memory: Mapping[str, Any]) -> dict[str, Any]:
         run, progress = self.run, self.progress

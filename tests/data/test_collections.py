@@ -1,0 +1,257 @@
+"""GSM8K, MATH, one-digit arithmetic and the hub."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from zoo.config import ConfigError
+from zoo.data.digits import Digits
+from zoo.data.gsm8k import GSM8K
+from zoo.data.hub import Hub, load_hub
+from zoo.data.math import MATH
+from zoo.types import Completion
+
+
+def completion(text, truncated=False):
+    return Completion(text, tuple(range(5, 5 + len(text.split()))), (), truncated)
+
+
+@pytest.fixture
+def gsm8k(tmp_path):
+    train = [
+        {"question": "How much?", "answer": "It is 2*3=<<2*3=6>>6.\n#### 6"},
+        {"question": "How many?", "answer": "A lot: $<<500+500=1000>>1,000\n#### 1,000"},
+    ]
+    for name, rows in (("train", train), ("test", [{"question": "Who?", "answer": "#### -3"}])):
+        text = "\n".join(map(json.dumps, rows))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    return tmp_path
+
+
+def test_gsm8k_reads_golds_and_removes_the_calculator_marks(gsm8k):
+    data = GSM8K(path=str(gsm8k), instruction="Think.")
+    first, second = data.prompts()
+    assert first.messages == ({"role": "user", "content": "How much?\n\nThink."},)
+    assert (first.columns["answer"], first.columns["style"]) == ("6", "gsm8k")
+    assert second.columns["answer"] == "1,000"
+    assert [e.completion for e in data.examples()] == [
+        "It is 2*3=6.\n#### 6",
+        "A lot: $1,000\n#### 1,000",
+    ]
+    assert not data.chosen_is_gold
+    assert GSM8K(path=str(gsm8k), pair_with_gold=True).chosen_is_gold
+    scores = data.verifier()(data.prompts(), [completion("#### 6"), completion("#### 1000")])
+    assert scores.total == [1.0, 1.0]
+
+
+def test_gsm8k_limits_and_sets(gsm8k):
+    (gsm8k / "svamp.jsonl").write_text(
+        json.dumps({"Body": "Ann has 3.", "Question": "How many?", "Answer": 3.0})
+    )
+    data = GSM8K(path=str(gsm8k), n_problems=1, svamp=str(gsm8k / "svamp.jsonl"), instruction="")
+    assert len(data.prompts()) == len(data.examples()) == 1
+    heldout, independent, guard = data.evaluation_sets()
+    assert [p.columns["answer"] for p in heldout.prompts] == ["-3"]
+    assert independent.prompts[0].messages[0]["content"] == "Ann has 3. How many?"
+    assert independent.prompts[0].columns["answer"] == "3"
+    assert len(guard.texts) == 10
+    assert [s.name for s in GSM8K(path=str(gsm8k)).evaluation_sets()] == ["heldout", "guard"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"question": "Q"}, "row 1 needs the texts question and answer, and has question"),
+        ({"question": "Q", "answer": "six"}, "row 1 has no ####"),
+        ({"question": "Q", "answer": "#### ?"}, "1 of 1 gold answers cannot be verified"),
+    ],
+)
+def test_gsm8k_rows_that_are_not_gsm8k(tmp_path, row, says):
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ConfigError, match=says):
+        GSM8K(path=str(tmp_path)).prompts()
+
+
+def test_gsm8k_folder_that_is_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"is no folder.*data\.path=null for the hub"):
+        GSM8K(path=str(tmp_path / "x")).prompts()
+    with pytest.raises(ConfigError, match=r"there is no file .*train\.jsonl"):
+        GSM8K(path=str(tmp_path)).prompts()
+
+
+@pytest.mark.parametrize("change", [{"n_problems": 0}, {"n_heldout": -1}, {"max_new_tokens": 0}])
+def test_counts_below_one_are_refused(change):
+    for kind in (GSM8K, MATH):
+        with pytest.raises(ValueError, match=f"data.{next(iter(change))} must be at least 1"):
+            kind(**change)
+
+
+def test_the_real_gsm8k(shared):
+    data = GSM8K(path=str(shared / "data/gsm8k"), svamp=str(shared / "data/ood/svamp.jsonl"))
+    heldout, independent, _ = data.evaluation_sets()
+    assert (len(data.prompts()), len(heldout.prompts), len(independent.prompts)) == (
+        7473,
+        1319,
+        1000,
+    )
+    solutions = [e.completion for e in data.examples()[:500]]
+    assert not any("<<" in text or ">>" in text for text in solutions)
+    scores = data.verifier()(data.prompts()[:500], [completion(text) for text in solutions])
+    assert scores.total == [1.0] * 500
+
+
+def test_math_reads_the_gold_from_the_box(tmp_path):
+    rows = [
+        {"problem": "A", "solution": "so $\\boxed{\\frac{1}{2}}$.", "level": "Level 3"},
+        {"problem": "B", "solution": "so $\\boxed 2$.", "level": "Level 5"},
+        {"problem": "C", "solution": "\\fbox{7}", "level": "Level ?"},
+        {"problem": "T", "solution": "\\boxed{1}", "level": "Level 1"},
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "math500.jsonl").write_text(
+        json.dumps({"problem": "T", "solution": "it", "answer": "1", "level": 1})
+    )
+    data = MATH(path=str(tmp_path))
+    # T is also held out, so it is not trained on.
+    assert [p.columns["answer"] for p in data.prompts()] == ["\\frac{1}{2}", "2", "7"]
+    assert [p.columns["answer"] for p in MATH(path=str(tmp_path), levels=(3,)).prompts()] == [
+        "\\frac{1}{2}"
+    ]
+    assert [e.completion for e in data.examples()][1] == "so $\\boxed 2$."
+    assert data.prompts()[0].columns["style"] == "math"
+    heldout = data.evaluation_sets()[0]
+    assert heldout.verifier(list(heldout.prompts), [completion("\\boxed{1}")]).total == [1.0]
+
+
+def test_math_levels_are_checked():
+    with pytest.raises(ValueError, match=r"data.levels must be some of 1 … 5, got \[6\]"):
+        MATH(levels=(6,))
+
+
+def test_the_real_math(shared):
+    data = MATH(path=str(shared / "data/math"), gsm8k=str(shared / "data/gsm8k"), levels=(3, 4, 5))
+    heldout, independent, _ = data.evaluation_sets()
+    assert (len(heldout.prompts), len(independent.prompts)) == (500, 1319)
+    # 5,586 of the levels 3 to 5, of which two have an empty box.
+    with pytest.warns(UserWarning, match="left out 2 of 7500 rows") as caught:
+        from zoo.data import math
+
+        math._read.cache_clear()
+        assert len(data.prompts()) in (5584, 5585, 5586)
+    assert "line 5530" in str(caught[0].message)
+
+
+def test_digits_hold_out_unordered_pairs():
+    data = Digits(operations="+*")
+
+    def pairs(prompts):
+        found = set()
+        for prompt in prompts:
+            _, _, left, sign, right = prompt.messages[0]["content"].rstrip("?").split()
+            found.add((sign, *sorted((int(left), int(right)))))
+        return found
+
+    train, heldout = data.prompts(), data.evaluation_sets()[0].prompts
+    assert not pairs(train) & pairs(heldout)
+    # 45 unordered pairs of 1 … 9 for each operation, 18 (40 %) of them held out; 81 ordered ones.
+    assert len(pairs(heldout)) == 36 and len(pairs(train)) == 54
+    assert len(train) + len(heldout) == 162
+
+
+def test_digits_golds_and_wordings():
+    data = Digits(operations="+-*", system="Be brief.", suffix=" Answer briefly.")
+    for prompt in data.prompts():
+        system, user = prompt.messages
+        assert system == {"role": "system", "content": "Be brief."}
+        _, _, left, sign, right = user["content"].removesuffix("? Answer briefly.").split()
+        left, right = int(left), int(right)
+        expected = {"+": left + right, "-": left - right, "*": left * right}[sign]
+        assert int(prompt.columns["answer"]) == expected >= 0
+    _, independent, _ = data.evaluation_sets()
+    signs = {p.messages[1]["content"].split()[3] for p in independent.prompts}
+    assert signs == {"plus", "minus", "times"}
+    assert len({p.id for p in data.prompts()}) == len(data.prompts())
+
+
+def test_digits_pay_the_last_number_of_a_reply_that_ended():
+    data = Digits()
+    prompt = next(p for p in data.prompts() if p.columns["answer"] == "12")
+    texts = ["The sum is 12.", "12", "12 is 7 + 5", "It is twelve", "So 12"]
+    output = data.verifier()(
+        [prompt] * 5, [completion(t, truncated=i == 4) for i, t in enumerate(texts)]
+    )
+    assert output.total == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert output.reasons == ["matched", "matched", "wrong", "no_answer", "truncated"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"operations": "+/"}, r"data.operations must be some of \+ - \*"),
+        ({"operations": ""}, "data.operations"),
+        ({"smallest": 9}, "smallest < largest"),
+        ({"heldout": 0.0}, "data.heldout must lie between 0 and 1"),
+        ({"max_new_tokens": 0}, "data.max_new_tokens"),
+    ],
+)
+def test_digits_settings_out_of_range(change, says):
+    with pytest.raises(ValueError, match=says):
+        Digits(**change)
+
+
+def test_hub_offline_fails_in_seconds_and_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set.*use a local file"):
+        Hub(name="openai/gsm8k", subset="main", columns={"prompt": "question"}).prompts()
+    with pytest.raises(ConfigError, match="is not in the local cache"):
+        GSM8K().prompts()
+    assert time.monotonic() - start < 20
+
+
+def test_hub_that_does_not_answer_fails_in_seconds(tmp_path, monkeypatch):
+    # A server that accepts and never answers: what a broken proxy looks like.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+        monkeypatch.setattr("zoo.data.hub._SECONDS", 0.3)
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1.* did not answer within 0\.3 s"):
+            load_hub("owner/name")
+        assert time.monotonic() - start < 20
+
+
+def test_hub_rows_are_read_like_those_of_a_file(monkeypatch):
+    import datasets
+
+    table = datasets.Dataset.from_list(
+        [{"q": f"What is {i}?", "a": str(i), "extra": i} for i in range(40)]
+    )
+    asked = []
+
+    def load(name, subset, split, revision):
+        asked.append((name, subset, split, revision))
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = Hub(
+        name="owner/made", revision="abc", columns={"prompt": "q", "answer": "a"}, heldout=0.25
+    )
+    heldout = data.evaluation_sets()[0].prompts
+    assert len(data.prompts()) + len(heldout) == 40
+    first = next(p for p in (*data.prompts(), *heldout) if p.id == "owner/made:1")
+    assert first.messages[0]["content"] == "What is 0?"
+    assert first.columns == {"answer": "0", "style": "math", "extra": 0}
+    assert asked == [("owner/made", None, "train", "abc")]  # read once
+    with pytest.raises(ConfigError, match=r"no column 'prompt'.*data\.columns\.prompt"):
+        Hub(name="owner/made", columns={}).prompts()
+
+
+def test_hub_settings_out_of_range():
+    with pytest.raises(ValueError, match=r"data\.name is not set"):
+        Hub()

@@ -1,0 +1,262 @@
+"""Files of rows: every bad row is named by its line, and many are refused."""
+
+import gzip
+import json
+import warnings
+
+import pytest
+
+from zoo.config import ConfigError
+from zoo.data.jsonl import JSONL
+from zoo.data.rows import Kind
+
+
+def write(path, rows):
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def questions(count, start=0):
+    return [{"prompt": f"What is {i} + 1?", "answer": i + 1} for i in range(start, start + count)]
+
+
+def test_prompts_become_turns_with_golds_and_columns(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", [{"prompt": "Q?", "answer": 145.0, "topic": "sums"}, *questions(3)]
+    )
+    data = JSONL(path=path, heldout=0.0, style="gsm8k", instruction="Be brief.")
+    first = data.prompts()[0]
+    assert first.id == "a.jsonl:1"
+    assert first.messages == ({"role": "user", "content": "Q?\n\nBe brief."},)
+    assert first.columns == {"answer": "145", "style": "gsm8k", "topic": "sums"}
+    assert data.offers == {"prompts"}
+
+
+def test_raw_text_prompts_and_mapped_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"q": f"Q{i}", "gold": str(i)} for i in range(9)])
+    data = JSONL(path=path, columns={"prompt": "q", "answer": "gold"}, chat=False, heldout=0.0)
+    assert data.prompts()[4].text == "Q4" and data.prompts()[4].messages == ()
+    assert data.prompts()[4].columns["answer"] == "4"
+
+
+def test_bom_crlf_unicode_blank_and_long_lines(tmp_path):
+    long = "é" * 300_000
+    rows = [{"prompt": "Grüße — 你好 \u2028 🙂", "answer": "1"}, {"prompt": long, "answer": "2"}]
+    body = "\r\n\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body.encode())
+    prompts = JSONL(path=str(tmp_path / "a.jsonl"), heldout=0.0).prompts()
+    assert [p.messages[0]["content"] for p in prompts] == [rows[0]["prompt"], long]
+    assert [p.id for p in prompts] == ["a.jsonl:1", "a.jsonl:3"]
+
+
+def test_gzip(tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"prompt": "Q", "answer": "1"}))
+    assert len(JSONL(path=str(tmp_path / "a.jsonl.gz"), heldout=0.0).prompts()) == 1
+
+
+BAD = {
+    "{": "not JSON",
+    "[1]": "a JSON list, not an object",
+    '{"prompt": "Q", "answer": NaN}': "NaN is not a number of JSON",
+    '{"answer": "1"}': "no prompt",
+    '{"prompt": "  ", "answer": "1"}': "prompt must be a text or turns",
+    '{"prompt": 7, "answer": "1"}': "prompt must be a text or turns, got 7",
+    '{"prompt": [], "answer": "1"}': "the prompt has no turns",
+    '{"prompt": ["x"], "answer": "1"}': "a turn must be an object",
+    '{"prompt": [{"role": "tool", "content": "x"}], "answer": "1"}': "a turn needs role",
+    '{"prompt": [{"role": "assistant", "content": "x"}], "answer": "1"}': "end with a user's turn",
+    '{"prompt": "Q", "answer": ["1"]}': "answer must be a text or a number",
+    '{"prompt": "Q", "answer": " "}': "answer must be a text or a number",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_malformed_row_is_named_by_its_line_and_reason(tmp_path, bad):
+    path = write(tmp_path / "a.jsonl", [*questions(150), bad, *questions(60, start=200)])
+    with pytest.warns(UserWarning, match="line 151: ") as caught:
+        prompts = JSONL(path=path, heldout=0.0).prompts()
+    assert BAD[bad] in str(caught[0].message)
+    assert len(prompts) == 210
+
+
+def test_not_utf8_is_named(tmp_path):
+    rows = [json.dumps(row).encode() for row in questions(150)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*rows, b'{"prompt": "\xff"}']))
+    with pytest.warns(UserWarning, match="line 151: not UTF-8"):
+        JSONL(path=str(tmp_path / "a.jsonl"), heldout=0.0).prompts()
+
+
+def test_more_than_the_limit_is_refused_with_count_and_lines(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*questions(8), "{", "[]"])
+    with pytest.raises(ConfigError, match=r"2 of 10 rows .*line 9: not JSON.*line 10: a JSON list"):
+        JSONL(path=path, heldout=0.0).prompts()
+    with pytest.warns(UserWarning, match="left out 2 of 10"):
+        assert len(JSONL(path=path, heldout=0.0, max_malformed=0.2).prompts()) == 8
+
+
+def test_missing_column_says_did_you_mean(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"promt": "Q", "answer": "1"}] * 2)
+    with pytest.raises(
+        ConfigError, match=r"no column 'prompt'.*Did you mean promt\?.*columns.prompt"
+    ):
+        JSONL(path=path).prompts()
+
+
+def test_unknown_column_name_says_did_you_mean(tmp_path):
+    path = write(tmp_path / "a.jsonl", questions(3))
+    with pytest.raises(ConfigError, match=r"data.columns.anwser is unknown.*Did you mean answer"):
+        JSONL(path=path, columns={"anwser": "answer"}).prompts()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("b.jsonl", r"no file .*Did you mean .*ab.jsonl"), ("", "is a folder"), ("x/y", "folder")],
+)
+def test_missing_file(tmp_path, name, says):
+    write(tmp_path / "ab.jsonl", questions(3))
+    with pytest.raises(ConfigError, match=says):
+        JSONL(path=f"{tmp_path}/{name}").prompts()
+
+
+def test_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(ConfigError, match="has no rows"):
+        JSONL(path=str(tmp_path / "a.jsonl")).prompts()
+
+
+def test_gold_that_no_answer_could_match_is_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*questions(3), {"prompt": "Q", "answer": "?"}])
+    with pytest.raises(ConfigError, match=r"1 of 4 gold answers cannot be verified.*a\.jsonl:4"):
+        JSONL(path=path, heldout=0.0).prompts()
+
+
+def test_answers_for_some_prompts_only_are_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*questions(3), {"prompt": "Q"}])
+    with pytest.raises(ConfigError, match=r"1 of 4 prompts have no answer.*a\.jsonl:4"):
+        JSONL(path=path, heldout=0.0).prompts()
+
+
+def test_duplicates_are_reported_and_left_out(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*questions(5), *questions(2)])
+    with pytest.warns(UserWarning, match="left out 2 rows that repeat"):
+        assert len(JSONL(path=path, heldout=0.0).prompts()) == 5
+
+
+def test_heldout_share_is_split_by_content(tmp_path):
+    one = JSONL(path=write(tmp_path / "a.jsonl", questions(200)), heldout=0.25)
+    other = JSONL(path=write(tmp_path / "b.jsonl", questions(200)[::-1]), heldout=0.25)
+
+    def contents(prompts):
+        return {p.messages[0]["content"] for p in prompts}
+
+    judged = contents(one.evaluation_sets()[0].prompts)
+    assert not judged & contents(one.prompts()) and len(judged | contents(one.prompts())) == 200
+    assert 30 < len(judged) < 70  # 50 expected; a standard deviation of 6
+    assert contents(other.prompts()) == contents(one.prompts())  # the order of rows is no matter
+
+
+def test_overlap_with_the_heldout_file_is_reported_and_not_trained_on(tmp_path):
+    train = write(tmp_path / "a.jsonl", questions(10))
+    test = write(tmp_path / "b.jsonl", questions(4, start=8))
+    data = JSONL(path=train, heldout_path=test)
+    with pytest.warns(UserWarning, match="2 of 10 training prompts are also held-out"):
+        assert len(data.prompts()) == 8
+    assert len(data.evaluation_sets()[0].prompts) == 4
+
+
+def test_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path / "a.jsonl", questions(3))
+    data = JSONL(path=path, heldout=0.0)
+    assert len(data.prompts()) == 3
+    write(tmp_path / "a.jsonl", questions(30))
+    assert len(data.prompts()) == 30
+
+
+def test_examples_pairs_and_labelled(tmp_path):
+    turn = [{"role": "assistant", "content": "good"}]
+    row = {"prompt": "Q", "completion": "text", "chosen": turn, "rejected": "bad", "label": True}
+    path = write(tmp_path / "a.jsonl", [row])
+    example = JSONL(path=path, kind=Kind.examples).examples()[0]
+    assert (example.prompt.messages[0]["content"], example.completion) == ("Q", "text")
+    pair = JSONL(path=path, kind=Kind.pairs).pairs()[0]
+    assert (pair.chosen, pair.rejected, pair.margin) == ("good", "bad", None)
+    labelled = JSONL(path=path, kind=Kind.labelled).labelled()[0]
+    assert (labelled.completion, labelled.desirable) == ("text", True)
+    with pytest.raises(ConfigError, match=r"asked for pairs, but data.kind=examples"):
+        JSONL(path=path, kind=Kind.examples).pairs()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("pairs", {"rejected": "good"}, "chosen and rejected are the same"),
+        ("pairs", {"chosen": ""}, "an empty or unusable chosen"),
+        ("pairs", {"chosen": None}, "no chosen"),
+        ("labelled", {"label": "yes"}, "label must be true or false, got 'yes'"),
+        ("examples", {"completion": 5}, "unusable completion"),
+        ("rankings", {"completions": ["a"]}, "a list of at least two"),
+        ("rankings", {"scores": [1]}, "a list of 2 numbers"),
+        ("rankings", {"scores": [1, True]}, "scores must be numbers"),
+        ("rankings", {"scores": [2, 2.0]}, "all scores are equal"),
+    ],
+)
+def test_malformed_rows_of_the_other_kinds(tmp_path, kind, change, says):
+    good = {
+        "prompt": "Q",
+        "chosen": "good",
+        "rejected": "bad",
+        "completion": "c",
+        "label": 0,
+        "completions": ["a", "b"],
+    }
+    path = write(tmp_path / "a.jsonl", [good, {**good, "prompt": "R", **change}])
+    with pytest.warns(UserWarning, match=f"line 2: .*{says}"):
+        data = JSONL(path=path, kind=Kind(kind), max_malformed=0.5)
+        assert len(getattr(data, kind)()) == 1
+
+
+def test_rankings_give_all_pairs_of_unequal_score(tmp_path):
+    row = {"prompt": "Q", "completions": ["a", "b", "c"], "scores": [1.0, 3, 1]}
+    data = JSONL(path=write(tmp_path / "a.jsonl", [row]), kind=Kind.rankings)
+    assert data.offers == {"rankings", "pairs"}
+    assert {(p.chosen, p.rejected, p.margin) for p in data.pairs()} == {
+        ("b", "a", 2.0),
+        ("b", "c", 2.0),
+    }
+    best_first = {"prompt": "Q", "completions": ["a", "b", "c"]}
+    pairs = JSONL(path=write(tmp_path / "b.jsonl", [best_first]), kind=Kind.rankings).pairs()
+    assert {(p.chosen, p.rejected) for p in pairs} == {("a", "b"), ("a", "c"), ("b", "c")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"path": ""}, "data.path is not set"),
+        ({"heldout": 1.0}, "data.heldout must be a share"),
+        ({"max_malformed": -0.1}, "data.max_malformed must be a share"),
+        ({"max_new_tokens": 0}, "data.max_new_tokens"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        JSONL(**{"path": "a.jsonl", **settings})
+
+
+def test_without_golds_there_is_no_verifier_and_no_heldout_set(tmp_path):
+    data = JSONL(path=write(tmp_path / "a.jsonl", [{"prompt": f"Q{i}"} for i in range(50)]))
+    assert data.verifier() is None
+    assert [s.name for s in data.evaluation_sets()] == ["guard"]
+
+
+def test_real_preference_files(shared):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranked = JSONL(
+            path=str(shared / "data/preferences/alpaca_eval_ranked_k8.jsonl"),
+            kind=Kind.rankings,
+            columns={"prompt": "instruction", "completions": "responses"},
+        ).rankings()
+    assert len(ranked) == 174
+    assert all(len(r.completions) == 8 and len(r.pairs()) == 28 for r in ranked)

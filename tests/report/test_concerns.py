@@ -1,0 +1,98 @@
+"""What the report must say without being asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.report.synthetic import evaluation, guard, write_run
+from zoo.report.concerns import concerns
+from zoo.report.runs import arms_of, read_runs
+
+WRONG, RIGHT = [[0]] * 20, [[1]] * 20
+
+
+def found(*folders: Path) -> list[str]:
+    return concerns(arms_of(read_runs(folders)))
+
+
+def run(root: Path, name: str = "grpo", **options: Any) -> Path:
+    """A run of twenty steps without a reason to doubt, but for what the options change."""
+    options.setdefault("rewards", [0.5] * 20)
+    return write_run(root, name, steps=20, **options)
+
+
+def independent(before: list[list[int]], after: list[list[int]]) -> list[dict[str, Any]]:
+    return [
+        evaluation(0, before, [0] * len(before), name="independent"),
+        evaluation(20, after, [0] * len(after), name="independent"),
+    ]
+
+
+def test_a_clean_run_raises_no_concern(tmp_path: Path):
+    lines = [*independent(RIGHT, RIGHT), guard(0, 3.0), guard(20, 3.1)]
+    assert found(run(tmp_path, evaluations=lines)) == []
+
+
+def test_reward_up_and_independent_down_is_said_first_and_loudly(tmp_path: Path):
+    rewards = [0.2, 0.21] * 5 + [0.8, 0.81] * 5  # the means differ by .6, the noise is ~ .005
+    lines = [*independent(RIGHT, WRONG), guard(0, 3.0), guard(20, 4.0)]
+    texts = found(run(tmp_path, rewards=rewards, evaluations=lines))
+    assert "reward rose by 0.6" in texts[0] and "FELL by 100.0 points" in texts[0]
+    assert any("perplexity rose from 3 to 4" in text for text in texts)
+
+
+def test_reward_up_and_independent_down_within_its_interval_is_not_said(tmp_path: Path):
+    # one of twenty problems is lost: the bootstrap interval of the change contains 0
+    rewards = [0.2, 0.21] * 5 + [0.8, 0.81] * 5
+    lines = independent(RIGHT, [*RIGHT[:-1], [0]])
+    assert found(run(tmp_path, rewards=rewards, evaluations=lines)) == []
+
+
+def test_independent_down_without_a_rise_of_the_reward_is_no_hacking(tmp_path: Path):
+    assert found(run(tmp_path, evaluations=independent(RIGHT, WRONG))) == []
+
+
+def test_different_starts_are_named(tmp_path: Path):
+    texts = found(run(tmp_path, "a", start_hash="aaaa1"), run(tmp_path, "b", start_hash="bbbb2"))
+    assert any("one start" in text and "aaaa1" in text and "bbbb2" in text for text in texts)
+
+
+def test_missing_runs_are_named_with_the_reason(tmp_path: Path):
+    texts = found(
+        run(tmp_path, "a"),
+        run(tmp_path, "b", finished=False),
+        run(tmp_path, "c", finished=False, error="Traceback\nRuntimeError: broke\n"),
+    )
+    assert any("b, seed 0: unfinished at step 20 of 20" in text for text in texts)
+    assert any("c, seed 0: failed" in text and "RuntimeError: broke" in text for text in texts)
+
+
+def test_unequal_budgets_are_named(tmp_path: Path):
+    equal = found(
+        run(tmp_path, "a", summary={"completions": 100}),
+        run(tmp_path, "b", summary={"completions": 109}),  # within 10 %
+    )
+    assert equal == []
+    unequal = found(
+        run(tmp_path, "c", summary={"completions": 100}),
+        run(tmp_path, "d", summary={"completions": 111}),
+    )
+    assert any("unequal numbers of completions: c 100, d 111" in text for text in unequal)
+
+
+def test_commits_machines_and_uncommitted_changes_are_named(tmp_path: Path):
+    texts = found(
+        run(tmp_path, "a", meta={"commit": "a" * 40, "dirty": True}),
+        run(tmp_path, "b", meta={"commit": "b" * 40, "machine": {"cpu": "another"}}),
+    )
+    assert any("2 commits: aaaaaaaaaa, bbbbbbbbbb" in text for text in texts)
+    assert any("uncommitted changes" in text for text in texts)
+    assert any("different machines" in text for text in texts)
+
+
+def test_truncation_and_refused_updates_are_named(tmp_path: Path):
+    line = evaluation(20, RIGHT, [1] * 20, truncated=0.6)
+    texts = found(run(tmp_path, evaluations=[line], summary={"skipped_updates": 2}))
+    assert any("60 % of the held-out completions were cut off" in text for text in texts)
+    assert any("2 updates were refused" in text for text in texts)

@@ -1,0 +1,188 @@
+"""Reading run folders: whole, torn, unfinished, damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.report.synthetic import evaluation, write_lines, write_run
+from zoo.report.runs import (
+    Measure,
+    RunStatus,
+    arms_of,
+    by_start_time,
+    find_runs,
+    read_jsonl,
+    read_run,
+    read_runs,
+    start_evaluations,
+)
+
+OUTCOMES = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "rew')
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_whole_last_line_without_a_newline_counts(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_cut_inside_a_character_is_a_torn_line(tmp_path: Path):
+    path = tmp_path / "evals.jsonl"
+    whole = '{"step": 1, "text": "é"}\n'.encode()
+    path.write_bytes(whole + '{"step": 2, "text": "é'.encode()[:-1])
+    assert read_jsonl(path) == [{"step": 1, "text": "é"}]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
+        read_jsonl(path)
+
+
+def test_a_missing_file_has_no_lines(tmp_path: Path):
+    assert read_jsonl(tmp_path / "none.jsonl") == []
+
+
+def test_a_finished_run_tells_its_numbers(tmp_path: Path):
+    # reward: twelve steps 1 … 12; the mean of the last ten, 3 … 12, is 7.5
+    folder = write_run(tmp_path, "grpo", 3, rewards=list(range(1, 13)), steps=12, algorithm="grpo")
+    run = read_run(folder)
+    assert run.status is RunStatus.finished and run.progress() == "finished"
+    assert (run.name, run.seed, run.experiment, run.algorithm) == ("grpo", 3, "exp", "grpo")
+    assert run.reward() == pytest.approx(7.5)
+    assert run.total("tokens", "generated") == 1000
+    assert run.total("tokens", "unknown") is None
+    assert run.peak_bytes() == ("update", 3_000_000)  # neither RSS nor evaluation
+
+
+def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path):
+    folder = write_run(
+        tmp_path, "ppo-1a2b3c4d", algorithm="ppo", steps=45, rewards=[0.1, 0.2], finished=False
+    )
+    run = read_run(folder)
+    assert run.status is RunStatus.unfinished
+    assert run.progress() == "unfinished at step 2 of 45"
+    assert run.algorithm == "ppo"  # from the class, as there is no summary
+
+
+def test_a_failed_run_is_failed_until_it_is_finished(tmp_path: Path):
+    failed = write_run(tmp_path, "a", steps=5, rewards=[0.1], finished=False, error="Boom\n")
+    mended = write_run(tmp_path, "b", steps=5, rewards=[0.1], error="Boom, last time")
+    assert read_run(failed).progress() == "failed at step 1 of 5"
+    assert read_run(mended).status is RunStatus.finished
+
+
+def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"config\.yaml"):
+        read_run(tmp_path)
+    assert read_runs([tmp_path]) == []
+
+
+def test_a_damaged_summary_is_an_error_with_its_path(tmp_path: Path):
+    folder = write_run(tmp_path, "grpo")
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary\.json"):
+        read_run(folder)
+
+
+def test_runs_are_found_at_any_depth_but_not_inside_runs(tmp_path: Path):
+    first = write_run(tmp_path, "grpo", 0)
+    second = write_run(tmp_path, "grpo", 1)
+    inside = first / "checkpoints" / "step_000001"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").write_text("seed: 0")
+    assert find_runs(tmp_path) == [first, second]
+    assert find_runs(first) == [first]
+
+
+def test_of_a_repeated_evaluation_the_later_counts(tmp_path: Path):
+    lines = [evaluation(2, [[1], [0]], [1, 0]), evaluation(2, [[1], [1]], [1, 1])]
+    run = read_run(write_run(tmp_path, "grpo", evaluations=lines))
+    last = run.evaluation("heldout")
+    assert last is not None and last.number("accuracy") == 1.0
+    assert len(run.evaluations) == 1
+
+
+def test_the_measures_of_each_problem(tmp_path: Path):
+    line = evaluation(0, OUTCOMES, [1, 0, 0, 1])
+    run = read_run(write_run(tmp_path, "grpo", evaluations=[line]))
+    found = run.evaluations[0]
+    assert found.per_problem(Measure.accuracy) == {"p0": 0.25, "p1": 0.5, "p2": 0.0, "p3": 1.0}
+    assert found.per_problem(Measure.greedy) == {"p0": 1.0, "p1": 0.0, "p2": 0.0, "p3": 1.0}
+    # pass@2 with c right of 4: 1 − C(4 − c, 2)/6. c = 1: 1 − 3/6; c = 2: 1 − 1/6; c = 4: 1.
+    assert found.per_problem(Measure.pass_k, 2) == pytest.approx(
+        {"p0": 0.5, "p1": 5 / 6, "p2": 0.0, "p3": 1.0}
+    )
+
+
+def test_an_unscored_sample_is_left_out_not_counted_as_wrong(tmp_path: Path):
+    line = evaluation(0, [[1, 0], [1, 1]], [1, 1])
+    line["outcomes"] = [[1, None], [None, None]]
+    run = read_run(write_run(tmp_path, "grpo", evaluations=[line]))
+    assert run.evaluations[0].per_problem(Measure.accuracy) == {"p0": 1.0}
+
+
+def test_outcomes_that_do_not_fit_the_problems_are_an_error(tmp_path: Path):
+    line = evaluation(0, [[1], [0]], [1, 0]) | {"problem_ids": ["p0"]}
+    run = read_run(write_run(tmp_path, "grpo", evaluations=[line]))
+    with pytest.raises(ValueError, match="2 outcomes for 1 problem"):
+        run.evaluations[0].per_problem(Measure.accuracy)
+
+
+def test_seeds_of_one_name_are_one_arm_in_order(tmp_path: Path):
+    folders = [write_run(tmp_path, name, seed) for name in ("ppo", "grpo") for seed in (1, 0)]
+    arms = arms_of(read_runs(folders))
+    assert [arm.label for arm in arms] == ["ppo", "grpo"]
+    assert [[run.seed for run in arm.runs] for arm in arms] == [[0, 1], [0, 1]]
+
+
+def test_a_label_loses_its_hash_only_where_that_is_unambiguous(tmp_path: Path):
+    folders = [
+        write_run(tmp_path, name)
+        for name in ("grpo-1a2b3c4d", "ppo-1a2b3c4d", "ppo-5e6f7a8b", "random-reward")
+    ]
+    labels = [arm.label for arm in arms_of(read_runs(folders))]
+    assert labels == ["grpo", "ppo-1a2b3c4d", "ppo-5e6f7a8b", "random-reward"]
+
+
+def test_experiments_that_are_compared_are_named(tmp_path: Path):
+    folders = [write_run(tmp_path, "grpo", experiment=name) for name in ("one", "two")]
+    assert [arm.label for arm in arms_of(read_runs(folders))] == ["one/grpo", "two/grpo"]
+
+
+def test_the_start_is_counted_once_a_seed(tmp_path: Path):
+    line = evaluation(0, [[1], [0]], [1, 0])
+    folders = [
+        write_run(tmp_path, name, seed, evaluations=[line])
+        for name in ("ppo", "grpo")
+        for seed in (0, 1)
+    ]
+    found = start_evaluations(arms_of(read_runs(folders)), "heldout")
+    assert [e.seed for e in found] == [0, 1]
+
+
+def test_runs_are_ordered_by_when_they_started(tmp_path: Path):
+    late = write_run(tmp_path, "a", meta={"started": "2026-01-02T00:00:00+00:00"})
+    early = write_run(tmp_path, "b", meta={"started": "2026-01-01T00:00:00+00:00"})
+    assert [run.folder for run in by_start_time(read_runs([late, early]))] == [early, late]
+
+
+def test_series_leaves_out_what_is_not_finite(tmp_path: Path):
+    folder = write_run(tmp_path, "grpo")
+    write_lines(
+        folder / "metrics.jsonl",
+        [{"step": 1, "kl_ref": 0.5}, {"step": 2, "kl_ref": None}, {"step": 3}],
+    )
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "kl_ref": float("nan")}) + "\n")
+    assert read_run(folder).series("kl_ref") == [(1, 0.5)]

@@ -1,0 +1,270 @@
+"""The numbers of the comparison, against arithmetic done by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.report.synthetic import evaluation, guard, write_run
+from zoo.report.runs import Arm, Evaluation, arms_of, read_runs
+from zoo.report.tables import (
+    Column,
+    Difference,
+    compare,
+    csv_text,
+    difference,
+    differences_csv,
+    estimate,
+    markdown,
+    print_comparison,
+)
+
+
+def evaluations(*seeds: tuple[Sequence[Sequence[int]], Sequence[int]]) -> list[Evaluation]:
+    """One evaluation for each (outcomes, greedy outcomes)."""
+    return [
+        Evaluation(1, "heldout", "accuracy", seed, evaluation(1, outcomes, greedy))
+        for seed, (outcomes, greedy) in enumerate(seeds)
+    ]
+
+
+def two_arms(root: Path) -> list[Arm]:
+    """A start at 1/4, ppo at 3/4 and grpo at 1/2 of four problems, two seeds each."""
+    ends = {"ppo": [1, 1, 1, 0], "grpo": [1, 1, 0, 0]}
+    folders = []
+    for name, end in ends.items():
+        for seed in (0, 1):
+            lines = [
+                evaluation(0, [[1], [0], [0], [0]], [1, 0, 0, 0]),
+                guard(0, 3.0),
+                evaluation(2, [[o] for o in end], end),
+                guard(2, 3.0 + seed),
+            ]
+            folders.append(write_run(root, name, seed, algorithm=name, evaluations=lines,
+                                     rewards=[0.25, 0.5]))  # fmt: skip
+    return arms_of(read_runs(folders))
+
+
+# ------------------------------------------------------------------------------------- intervals
+
+
+def test_greedy_of_one_run_has_wilsons_interval():
+    # 250 of 500: Wilson's 95 % interval is (.456341, .543659)
+    greedy = [1] * 250 + [0] * 250
+    found = estimate(evaluations(([[o] for o in greedy], greedy)), "greedy")
+    assert found.value == 0.5 and found.seeds is None
+    assert found.problems == pytest.approx((0.456341, 0.543659), abs=1e-6)
+
+
+def test_interval_over_seeds_is_students_t():
+    # seeds at 2/5, 3/5, 4/5: mean .6, s = .2, s/√3 = .1154701, t(2; .975) = 4.302653:
+    # half .496827; the upper end, 1.0968, is cut at 1
+    runs = evaluations(*(([[1]] * k + [[0]] * (5 - k), [1] * k + [0] * (5 - k)) for k in (2, 3, 4)))
+    found = estimate(runs, "accuracy")
+    assert found.value == pytest.approx(0.6)
+    assert found.seeds == pytest.approx((0.103173, 1.0), abs=1e-6)
+
+
+def test_one_seed_has_no_interval_over_seeds():
+    assert estimate(evaluations(([[1], [0]], [1, 0])), "accuracy").seeds is None
+
+
+def test_interval_over_problems_is_a_bootstrap_over_problems():
+    # One of four problems is right. A resample's mean is k/4 with k ~ Binomial(4, 1/4):
+    # P(0) = .316 > .025; P(≤ 2) = .949 < .975 < P(≤ 3) = .996: the interval is [0, 3/4].
+    found = estimate(evaluations(([[1, 1], [0, 0], [0, 0], [0, 0]], [1, 0, 0, 0])), "accuracy")
+    assert found.value == 0.25
+    assert found.problems == pytest.approx((0.0, 0.75))
+
+
+def test_more_samples_or_seeds_of_the_same_problems_do_not_narrow_it():
+    # samples of one problem that agree say nothing new: 16 outcomes are still four problems
+    one = estimate(evaluations(([[1], [0], [0], [0]], [1, 0, 0, 0])), "accuracy")
+    four = estimate(evaluations(([[1] * 4, [0] * 4, [0] * 4, [0] * 4], [1, 0, 0, 0])), "accuracy")
+    seeds = estimate(evaluations(*[([[1], [0], [0], [0]], [1, 0, 0, 0])] * 4), "accuracy")
+    assert one.problems == four.problems == seeds.problems
+
+
+def test_greedy_of_several_seeds_is_not_taken_for_independent_trials():
+    # Two seeds that agree on four problems: no Wilson interval of eight trials
+    found = estimate(evaluations(*[([[1], [0], [0], [0]], [1, 0, 0, 0])] * 2), "greedy")
+    assert found.problems == pytest.approx((0.0, 0.75))  # as above, by Binomial(4, 1/4)
+
+
+def test_pass_at_k_is_unbiased():
+    # c = 1 and 2 of 4: pass@2 = 1 − 3/6 = 1/2 and 1 − 1/6 = 5/6, mean 2/3
+    found = estimate(evaluations(([[1, 0, 0, 0], [1, 1, 0, 0]], [0, 0])), "pass@2")
+    assert found.value == pytest.approx(2 / 3)
+
+
+def test_a_record_without_outcomes_still_gives_its_mean():
+    record = {"accuracy": 0.4, "greedy": 0.5, "pass@k": {"4": 0.6}}
+    runs = [Evaluation(1, "heldout", "accuracy", 0, record)]
+    found = estimate(runs, "accuracy")
+    assert (found.value, found.problems, found.seeds) == (0.4, None, None)
+    assert estimate(runs, "pass@4").value == 0.6
+    assert estimate([], "accuracy").value is None
+
+
+# ----------------------------------------------------------------------------------- differences
+
+
+def test_equal_outcomes_are_no_difference():
+    runs = evaluations(([[1], [0], [1]], [1, 0, 1]))
+    found = difference(("a", runs), ("b", runs))
+    assert found is not None
+    assert found.value == 0 and found.verdict == "no difference"
+    assert found.mcnemar == (1.0,)
+
+
+def test_a_difference_inside_its_interval_is_no_difference():
+    # of 4 problems, one is better: resampled means are k/4, k ~ Binomial(4, 1/4): [0, 3/4] has 0
+    found = difference(
+        ("a", evaluations(([[1], [0], [1], [0]], [1, 0, 1, 0]))),
+        ("b", evaluations(([[0], [0], [1], [0]], [0, 0, 1, 0]))),
+    )
+    assert found is not None
+    assert found.value == 0.25 and found.over_problems == pytest.approx((0.0, 0.75))
+    assert found.verdict == "no difference"
+
+
+def test_pairing_removes_the_difficulty_that_both_share():
+    # Ten problems; the first arm solves all that the second solves, and all others by half:
+    # d = 1/2 on each of ten problems, so that the interval is a point
+    first = evaluations(([[1, 1]] * 5 + [[1, 0]] * 5, [1] * 10))
+    second = evaluations(([[1, 0]] * 5 + [[0, 0]] * 5, [0] * 10))
+    found = difference(("a", first), ("b", second))
+    assert found is not None
+    assert (found.value, *found.over_problems) == (0.5, 0.5, 0.5)
+    assert found.verdict == "better (one seed)"
+    # ten problems, all better: 2 · (1/2)^10 = .001953125
+    assert found.mcnemar == (pytest.approx(0.001953125),)
+
+
+def test_mcnemar_counts_problems_that_differ():
+    # 10 for the first, 2 for the second, 8 equal: exact two-sided p = .0385742
+    first = evaluations(([[0]] * 20, [1] * 10 + [0] * 2 + [1] * 8))
+    second = evaluations(([[0]] * 20, [0] * 10 + [1] * 2 + [1] * 8))
+    found = difference(("a", first), ("b", second))
+    assert found is not None
+    assert found.mcnemar == (pytest.approx(0.0385742, abs=1e-7),)
+
+
+def test_interval_over_seeds_of_a_difference_pairs_equal_seeds():
+    # differences by seed: 3/5 − 1/5 = .4 and 3/5 − 2/5 = .2: mean .3, s = .1414214, s/√2 = .1,
+    # t(1; .975) = 12.706205: .3 ± 1.2706, cut to (−.970620, 1)
+    def arm(*counts: int) -> list[Evaluation]:
+        return evaluations(*(([[1]] * k + [[0]] * (5 - k), [0] * 5) for k in counts))
+
+    found = difference(("a", arm(3, 3)), ("b", arm(1, 2)))
+    assert found is not None and found.n_seeds == 2
+    assert found.value == pytest.approx(0.3)
+    assert found.over_seeds == pytest.approx((-0.970620, 1.0), abs=1e-6)
+
+
+def test_seeds_that_only_one_arm_has_do_not_enter_the_interval_over_seeds():
+    runs = evaluations(([[1], [1]], [1, 1]), ([[1], [1]], [1, 1]))
+    found = difference(("a", runs), ("b", runs[:1]))
+    assert found is not None
+    assert found.n_seeds == 1 and found.over_seeds is None and len(found.mcnemar) == 1
+
+
+def test_only_problems_in_common_are_compared():
+    first = evaluations(([[1], [1], [1]], [1, 1, 1]))
+    second = evaluations(([[0], [0], [0]], [0, 0, 0]))
+    second[0].record["problem_ids"] = ["p1", "p2", "other"]
+    found = difference(("a", first), ("b", second))
+    assert found is not None and found.problems == 2
+    second[0].record["problem_ids"] = ["x", "y", "z"]
+    assert difference(("a", first), ("b", second)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "problems", "seeds", "verdict"),
+    [
+        (0.1, (-0.1, 0.3), (0.05, 0.15), "no difference"),
+        (0.1, (0.0, 0.3), None, "no difference"),  # the interval contains its end
+        (0.1, (0.05, 0.15), None, "better (one seed)"),
+        (-0.1, (-0.15, -0.05), (-0.2, -0.05), "worse"),
+        (0.1, (0.05, 0.15), (0.01, 0.2), "better"),
+        (0.1, (0.05, 0.15), (-0.5, 0.7), "better, but not surely with other seeds"),
+    ],
+)
+def test_the_verdict_in_words(value, problems, seeds, verdict):
+    assert Difference("a", "b", "heldout", 9, value, problems, seeds, 2, ()).verdict == verdict
+
+
+# ----------------------------------------------------------------------------------------- rows
+
+
+def test_the_comparison_of_two_arms_with_their_start(tmp_path: Path):
+    comparison = compare(two_arms(tmp_path))
+    rows = {row.label: row for row in comparison.rows}
+    assert list(rows) == ["start", "ppo", "grpo"]
+    assert rows["start"].estimates["heldout/accuracy"].value == 0.25
+    assert rows["start"].estimates["heldout/accuracy"].seeds is None  # one policy, no spread
+    assert rows["ppo"].estimates["heldout/accuracy"].value == 0.75
+    assert rows["ppo"].estimates["guard/perplexity"].value == 3.5  # 3 and 4
+    assert rows["ppo"].estimates["reward"].value == pytest.approx(0.375)  # (.25 + .5)/2
+    assert rows["ppo"].estimates["peak_bytes"].value == 3_000_000
+    pairs = [(d.first, d.second, d.value) for d in comparison.differences]
+    assert pairs == [("ppo", "start", 0.5), ("grpo", "start", 0.25), ("ppo", "grpo", 0.25)]
+
+
+def test_the_arm_without_training_is_the_start(tmp_path: Path):
+    lines = [evaluation(0, [[1], [0], [0], [0]], [1, 0, 0, 0])]
+    write = write_run(tmp_path, "no-training", steps=0, evaluations=lines)
+    arms = [*arms_of(read_runs([write])), *two_arms(tmp_path / "more")]
+    comparison = compare(arms)
+    assert [row.label for row in comparison.rows] == ["start (no-training)", "ppo", "grpo"]
+    assert not any("no-training" in (d.first, d.second) for d in comparison.differences)
+
+
+def test_an_arm_without_a_finished_run_has_no_numbers_but_its_state(tmp_path: Path):
+    arms = two_arms(tmp_path)
+    folder = write_run(tmp_path, "dpo", steps=45, rewards=[0.1], finished=False,
+                       evaluations=[evaluation(0, [[1]], [1])])  # fmt: skip
+    row = compare([*arms, *arms_of(read_runs([folder]))]).rows[-1]
+    assert row.label == "dpo" and row.note == "unfinished at step 1 of 45"
+    assert all(e.value is None for e in row.estimates.values())
+
+
+def test_csv_holds_the_numbers_of_the_table(tmp_path: Path):
+    comparison = compare(two_arms(tmp_path))
+    rows = {row["arm"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
+    assert float(rows["ppo"]["heldout/accuracy"]) == 0.75
+    assert rows["ppo"]["seeds"] == "0 1"
+    assert float(rows["ppo"]["tokens/generated"]) == 1000
+    assert rows["start"]["tokens/generated"] == ""
+    assert rows["start"]["heldout/accuracy/seeds_low"] == ""
+    # start: one of four problems, [0, 3/4] as in the bootstrap above
+    assert float(rows["start"]["heldout/accuracy/problems_high"]) == 0.75
+    pairs = list(csv.DictReader(io.StringIO(differences_csv(comparison))))
+    assert [row["verdict"] for row in pairs][1:] == ["no difference"] * 2
+
+
+def test_markdown_and_terminal_say_the_same_numbers(tmp_path: Path):
+    arms = two_arms(tmp_path)
+    text = markdown(compare(arms))
+    assert "| ppo, 2 seeds | 75.0 [25.0, 100.0]" in text
+    assert "no difference" in text
+    out = io.StringIO()
+    print_comparison(arms, Console(file=out, width=120))
+    for piece in ("75.0", "[25.0, 100.0]", "no difference", "start"):
+        assert piece in out.getvalue()
+
+
+def test_units():
+    def show(unit: str, value: float) -> str:
+        return Column("key", "title", "block", unit).show(value)
+
+    assert show("share", 0.4567) == "45.7"
+    assert show("count", 115200) == "115,200"
+    assert show("bytes", 12_340_000) == "12.3"  # megabytes
+    assert show("seconds", 59.04) == "59.0"
+    assert show("number", 0.12345) == "0.123"

@@ -1,0 +1,968 @@
+"""The code reward gives every program its due, and no program outlives or escapes its verdict."""
+
+import ast
+import asyncio
+import functools
+import gzip
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zoo.rewards import sandbox
+from zoo.rewards._asserts import CannotSplit, Rejected, evaluate, literal, split_assert, unroll
+from zoo.rewards._plain import Malformed, decode, same
+from zoo.rewards.code import (
+    CodeReward,
+    extract_code,
+    run_asserts,
+    run_check,
+    run_many,
+    run_stdio,
+    run_tests,
+)
+from zoo.rewards.sandbox import Limits, SandboxError, isolation_report, run_program
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+
+ADD = "def add(a, b):\n    return a + b\n"
+# 1 + 2 = 3; −5 + 5 = 0; 10⁹ + 1.
+TESTS = [
+    {"call": "add(1, 2)", "expected": "3"},
+    {"call": "add(-5, 5)", "expected": "0"},
+    {"call": "add(10**9, 1)", "expected": "1000000001"},
+]
+
+
+@functools.cache
+def isolated() -> bool:
+    return isolation_report()[0].active
+
+
+@functools.cache
+def works(backend: str) -> bool:
+    return len(isolation_report(backend)) > 1
+
+
+def processes_with(marker: str) -> list[int]:
+    """Pids whose command line holds the marker, zombies and this process left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if marker.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+# ------------------------------------------------------------------ verdicts
+
+
+def test_right_code_scores_one_and_wrong_code_zero():
+    assert run_tests(ADD, TESTS).score == 1.0
+    verdict = run_tests(ADD.replace("+", "-"), TESTS)
+    assert (verdict.score, verdict.reason, verdict.passed) == (0.0, "wrong", (False, False, False))
+
+
+def test_fraction_counts_tests_that_passed():
+    # a - b equals a + b only where b = 0: of these, one in two.
+    tests = [{"call": "add(4, 0)", "expected": "4"}, {"call": "add(4, 1)", "expected": "5"}]
+    verdict = run_tests(ADD.replace("+", "-"), tests)
+    assert (verdict.score, verdict.fraction) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected", "score"),
+    [
+        ("3", "3", 1),
+        ("3.0", "3", 0),
+        ("True", "1", 0),
+        ("1", "True", 0),
+        ("'3'", "3", 0),
+        ("[1, 2]", "(1, 2)", 0),
+        ("(1, 2)", "(1, 2)", 1),
+        ("[1, (2.0, None)]", "[1, (2.0, None)]", 1),
+        ("[1, (2, None)]", "[1, (2.0, None)]", 0),
+        ("{1: 'a', 'b': [2]}", "{'b': [2], 1: 'a'}", 1),
+        ("{1, 2, 3}", "{3, 2, 1}", 1),
+        ("{True}", "{1}", 0),
+        ("frozenset({1})", "{1}", 0),
+        ("set()", "set()", 1),
+        ("{}", "set()", 0),
+        ("float('nan')", "float('nan')", 1),
+        ("float('-inf')", "float('inf')", 0),
+        ("1j", "1j", 1),
+        ("b'\\x00'", "b'\\x00'", 1),
+        ("'\\ud800\\n\\x00é'", "'\\ud800\\n\\x00é'", 1),
+        ("10**5000", "10**5000", 1),
+        ("10**5000 + 1", "10**5000", 0),
+        ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}", 1),
+        ("__import__('collections').OrderedDict(a=1)", "{'a': 1}", 1),
+        ("__import__('collections').namedtuple('P', 'x y')(1, 2)", "(1, 2)", 1),
+        ("object()", "None", 0),
+        ("(i for i in [1])", "[1]", 0),
+    ],
+)
+def test_values_are_compared_by_type_and_value(returned, expected, score):
+    code = f"def f():\n    return {returned}\n"
+    assert run_tests(code, [{"call": "f()", "expected": expected}]).score == score
+
+
+REASONS = [
+    ("raises", "def add(a, b):\n    raise ValueError('no')", "error"),
+    ("missing name", "def plus(a, b):\n    return a + b", "error"),
+    ("syntax", "def add(a, b:\n", "syntax"),
+    ("null byte", "x = 1\0\n" + ADD, "syntax"),
+    ("empty", "", "error"),
+    ("forever", "while True: pass", "timeout"),
+    ("asleep", "import time; time.sleep(1e6)", "timeout"),
+    ("memory", "x = bytearray(1 << 33)", "memory"),
+    ("segfault", "import ctypes\ndef add(a, b): return ctypes.string_at(0)", "crashed"),
+    ("exit", "import os; os._exit(0)", "exited"),
+    ("system exit", "raise SystemExit(0)", "exited"),
+    ("prints", "while True: print('x' * 10000)", "output_limit"),
+    ("stderr", "import sys\nwhile True: sys.stderr.write('x' * 10000)", "output_limit"),
+    ("large value", "def add(a, b): return 'x' * 10**8", "not_plain"),
+    ("own object", "class A: pass\ndef add(a, b): return A()", "not_plain"),
+    ("cycle", "def add(a, b):\n    x = []\n    x.append(x)\n    return x", "not_plain"),
+    ("exponential value", "x = []\nfor _ in range(60): x = [x, x]\ndef add(a, b): return x", None),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "reason"), REASONS, ids=[r[0] for r in REASONS])
+def test_each_failure_has_its_reason(name, code, reason):
+    if name == "null byte" and sys.version_info >= (3, 12):
+        reason = "syntax"
+    verdict = run_tests(code, TESTS, timeout=1.0)
+    assert verdict.score == 0.0
+    if name == "null byte":
+        assert verdict.reason in ("syntax", "error")  # ValueError before Python 3.12
+    elif reason:
+        assert verdict.reason == reason, verdict
+
+
+# ------------------------------------------------------------------ cheats: none may score
+
+CHEATS = {
+    "universal equality": """
+class Any:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    __hash__ = None
+def add(a, b): return Any()
+""",
+    "int subclass": """
+class I(int):
+    def __eq__(self, other): return True
+    def __repr__(self): return '3'
+    __index__ = __int__ = lambda self: 3
+    __hash__ = int.__hash__
+def add(a, b): return I(0)
+""",
+    "lying class": """
+class I:
+    __class__ = int
+    def __repr__(self): return '3'
+def add(a, b): return I()
+""",
+    "lying metaclass": """
+class M(type):
+    def __eq__(cls, other): return True
+    __hash__ = type.__hash__
+    __name__ = 'int'
+class I(metaclass=M): pass
+def add(a, b): return I()
+""",
+    "lying dict": """
+import collections
+class D(collections.Counter):
+    def __eq__(self, other): return True
+    def items(self): return [('a', 1)]
+def add(a, b): return D()
+""",
+    "patched builtins": """
+import builtins
+builtins.repr = lambda x: '3'
+builtins.type = lambda x: int
+builtins.len = lambda x: 0
+builtins.str = builtins.compile = builtins.eval = lambda *a, **k: '3'
+def add(a, b): return 0
+""",
+    "patched modules": """
+import json, sys, os
+for m in list(sys.modules.values()):
+    for n in ('dumps', 'write', 'quote', 'encode_basestring_ascii', 'equal'):
+        try: setattr(m, n, lambda *a, **k: '3')
+        except Exception: pass
+def add(a, b): return 0
+""",
+    "forged protocol": """
+import os
+def add(a, b): return 0
+for fd in range(3, 64):
+    for text in (b'0 {"v":3}', b'{"v":3}', b'done 0', b'ready'):
+        try: os.write(fd, text + bytes([10]))
+        except OSError: pass
+""",
+    "forged protocol without an end of line": """
+import os
+def add(a, b): return a + b
+for fd in range(3, 64):
+    try: os.write(fd, b'x')
+    except OSError: pass
+""",
+    "forged protocol with the nonce": """
+import gc, os, re, sys
+def add(a, b): return 0
+nonces = set()
+f = sys._getframe()
+while f:
+    for v in f.f_locals.values():
+        if isinstance(v, dict) and 'nonce' in v: nonces.add(v['nonce'])
+        if isinstance(v, str) and re.fullmatch('[0-9a-f]{32}', v): nonces.add(v)
+    f = f.f_back
+for n in nonces:
+    for fd in range(3, 64):
+        try: os.write(fd, (n + ' done 0' + chr(10)).encode())
+        except OSError: pass
+os._exit(0)
+""",
+    "claims to be a broken sandbox": """
+import os, sys, re
+f = sys._getframe()
+while f:
+    for v in f.f_locals.values():
+        if isinstance(v, str) and re.fullmatch('[0-9a-f]{32}', v):
+            for fd in range(3, 64):
+                try: os.write(fd, (v + ' setup failed no' + chr(10)).encode())
+                except OSError: pass
+    f = f.f_back
+os._exit(97)
+""",
+    "exit status of the memory watch": "import os; os._exit(98)",
+    "exit in a call": "def add(a, b): raise SystemExit(0)",
+    "atexit": """
+import atexit, os
+atexit.register(os._exit, 0)
+def add(a, b): raise KeyboardInterrupt
+""",
+    "closes descriptors": ADD + "import os; os.closerange(0, 4096)",
+    "replaces descriptors": ADD + """
+import os
+for fd in range(3, 64):
+    try: os.dup2(1, fd)
+    except OSError: pass
+""",
+    "redefines in a later call": """
+calls = 0
+def add(a, b):
+    global calls
+    calls += 1
+    return a + b if calls > 1 else None
+""",
+    "trace function": """
+import sys
+def trace(frame, event, arg):
+    if event == 'line':
+        try: frame.f_lineno += 1
+        except Exception: pass
+    return trace
+sys.settrace(trace)
+def add(a, b): return 0
+""",
+    "looks for the expected values": """
+import gc, os, re, sys
+seen = [str(o) for o in gc.get_objects()] + sys.argv + list(os.environ.values())
+for fd in range(0, 64):
+    try: seen.append(os.pread(fd, 1 << 20, 0).decode('utf-8', 'replace'))
+    except OSError: pass
+for p in ('cmdline', 'environ', 'maps'):
+    for who in ('self', '1', str(os.getppid())):
+        try: seen.append(open('/proc/%s/%s' % (who, p)).read())
+        except OSError: pass
+def add(a, b):
+    # 1000000001 appears nowhere unless the expected values do; the others are in any process.
+    return a + b if '10000000' + '01' in ''.join(seen) else None
+""",
+    "answers None": "def add(a, b): pass",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_cheats_earn_nothing(name):
+    verdict = run_tests(CHEATS[name], TESTS, timeout=3.0)
+    assert verdict.score == 0.0, verdict
+
+
+def test_output_on_every_stream_does_not_disturb_a_right_answer():
+    code = "import sys\ndef add(a, b):\n    print('3'); print('3', file=sys.stderr)\n    return a + b"
+    assert run_tests(code, TESTS).score == 1.0
+
+
+def test_main_guard_and_dataclasses_work():
+    code = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass P:\n    x: int\n"
+        "def add(a, b):\n    return P(a).x + b\n"
+        "if __name__ == '__main__':\n    print(input())\n"
+    )
+    assert run_tests(code, TESTS).score == 1.0
+
+
+# ------------------------------------------------------------------ isolation
+
+ESCAPES = {
+    "writes outside": """
+import os
+def add(a, b):
+    for d in ('/', '/usr', '/etc', '/home', '/root', '/var/tmp', '/opt', os.path.dirname(os.__file__)):
+        try:
+            with open(d + '/zoo_test_escape', 'w'): return None
+        except OSError: pass
+    return a + b
+""",
+    "network": """
+import socket
+def add(a, b):
+    for family, kind, address in (
+        (socket.AF_INET, socket.SOCK_STREAM, ('127.0.0.1', PORT)),
+        (socket.AF_INET, socket.SOCK_DGRAM, ('127.0.0.1', PORT)),
+        (socket.AF_UNIX, socket.SOCK_STREAM, chr(0) + 'zoo_test_PORT'),
+    ):
+        s = socket.socket(family, kind)
+        s.settimeout(1)
+        try:
+            s.connect(address)
+            s.send(b'leak')
+            return None
+        except OSError: pass
+    return a + b
+""",
+    "environment": """
+import os
+def add(a, b): return None if os.environ else a + b
+""",
+    "secrets of the caller": """
+import glob
+def add(a, b):
+    for p in glob.glob('/proc/[0-9]*/environ'):
+        try:
+            if b'ZOO_TEST_SECRET' in open(p, 'rb').read(): return None
+        except OSError: pass
+    return a + b
+""",
+    "another process's memory": """
+import os
+def add(a, b):
+    for pid in (1, os.getppid()):
+        try:
+            with open('/proc/%d/mem' % pid, 'r+b'): return None
+        except OSError: pass
+    return a + b
+""",
+    "ptrace": """
+import ctypes, os
+def add(a, b):
+    return None if ctypes.CDLL(None).ptrace(16, os.getppid() or 1, 0, 0) == 0 else a + b
+""",
+    "user namespace": """
+import ctypes
+def add(a, b): return None if ctypes.CDLL(None).unshare(0x10000000) == 0 else a + b
+""",
+    "privileges": """
+import os
+def add(a, b):
+    for call in (lambda: os.setuid(0), lambda: os.chroot('.'), lambda: os.mknod('x', 0o60600, 2049)):
+        try: call()
+        except OSError: continue
+        if os.getuid() == 0: return None
+    return a + b
+""",
+    "signals to others": """
+import os, signal
+def add(a, b):
+    for pid in (os.getppid(), 1):
+        if pid > 0:
+            try: os.kill(pid, signal.SIGKILL)
+            except OSError: pass
+    return a + b
+""",
+    "fork bomb within limits": """
+import os
+def add(a, b):
+    made = 0
+    try:
+        for _ in range(500):
+            if os.fork() == 0:
+                import time; time.sleep(60); os._exit(0)
+            made += 1
+    except OSError: pass
+    return a + b if made < 100 else None
+""",
+}
+
+
+@pytest.fixture
+def listener():
+    import socket
+
+    with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen(4)
+        port = tcp.getsockname()[1]
+        unix.bind(f"\0zoo_test_{port}")
+        unix.listen(4)
+        yield port
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_escapes_are_refused(name, listener, monkeypatch):
+    if not isolated():
+        pytest.skip("no namespaces on this machine")
+    monkeypatch.setenv("ZOO_TEST_SECRET", "4711")
+    verdict = run_tests(ESCAPES[name].replace("PORT", str(listener)), TESTS, timeout=10.0)
+    assert verdict.score == 1.0, verdict
+
+
+def test_fork_bomb_and_kill_everything_end_with_the_verdict():
+    if not isolated():
+        pytest.skip("no PID namespace on this machine")
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+    everything = "import os\nos.kill(-1, 9)\n" + ADD
+    started = time.monotonic()
+    assert run_tests(bomb, TESTS, timeout=1.0).score == 0.0
+    run_tests(everything, TESTS, timeout=1.0)
+    assert time.monotonic() - started < 8
+
+
+def test_memory_of_all_processes_together_is_bounded():
+    if not isolated():
+        pytest.skip("no PID namespace on this machine")
+    # 16 processes of 64 MiB are 1 GiB, past the 256 MiB of the limit, though each alone is within it.
+    code = (
+        "import os, time\nfor _ in range(16):\n    if os.fork() == 0:\n"
+        "        x = b'x' * (64 << 20)\n        time.sleep(60)\ntime.sleep(60)\n"
+    )
+    verdict = run_tests(code, TESTS, timeout=8.0, limits=Limits(memory_bytes=256 << 20))
+    assert (verdict.score, verdict.reason) == (0.0, "memory")
+
+
+def test_files_share_one_quota():
+    if not isolated():
+        pytest.skip("no tmpfs of its own on this machine")
+    code = """
+import os
+def fill():
+    written = 0
+    try:
+        for i in range(1000):
+            for d in ('.', '/tmp', '/dev/shm'):
+                try:
+                    with open('%s/f%d' % (d, i), 'wb') as f: written += f.write(bytes(1 << 20))
+                except PermissionError: pass
+    except OSError: pass
+    return written
+"""
+    limits = Limits(disk_bytes=8 << 20)
+    outcome = run_program(code, [("eval", "fill()")], timeout=10, limits=limits)
+    written = decode(outcome.messages[0][1])["v"]
+    assert 0 < written <= 8 << 20
+
+
+@pytest.mark.parametrize("backend", sandbox.BACKENDS)
+def test_nothing_outlives_a_verdict(backend, tmp_path, monkeypatch):
+    if not works(backend):
+        pytest.skip(f"{backend} does not work on this machine")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o711)
+    for parent in tmp_path.parents:
+        if backend == "uid" and not parent.stat().st_mode & 1:
+            monkeypatch.setattr("tempfile.tempdir", None)
+    marker = f"zoo_test_marker_{backend}_{os.getpid()}"
+    # A daemon in a session of its own, deaf to SIGTERM, with closed descriptors; a deep tree of files
+    # that nobody may read.
+    code = f"""
+import os, signal, sys, threading, time
+threading.Thread(target=time.sleep, args=(1e6,)).start()
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.closerange(0, 256)
+        os.execv(sys.executable, [sys.executable, '-S', '-c', 'import time; time.sleep(60) # {marker}'])
+    os._exit(0)
+here = os.getcwd()
+for i in range(1500):
+    os.mkdir('d'); os.chdir('d')
+    if i % 500 == 0: open('f', 'w').close()
+os.chdir(here); os.symlink('/usr', 'link'); os.mkfifo('fifo'); os.chmod('d', 0)
+time.sleep(0.2)
+def add(a, b): return a + b
+"""
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    verdict = run_tests(code, TESTS, timeout=5.0, backend=backend)
+    assert verdict.score is not None
+    assert processes_with(marker) == []
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("backend", sandbox.BACKENDS)
+def test_every_backend_gives_the_same_verdicts(backend):
+    if not works(backend):
+        pytest.skip(f"{backend} does not work on this machine")
+    for code, score in (
+        (ADD, 1.0),
+        (ADD.replace("+", "-"), 0.0),
+        (CHEATS["universal equality"], 0.0),
+        (CHEATS["forged protocol"], 0.0),
+        (ESCAPES["environment"], 1.0),
+        (ESCAPES["signals to others"], 1.0),
+        (ESCAPES["user namespace"], 1.0),
+        ("while True: pass", 0.0),
+    ):
+        verdict = run_tests(code, TESTS, timeout=1.0, backend=backend)
+        assert (verdict.score, verdict.backend) == (score, backend), verdict
+
+
+def test_programs_die_with_their_caller():
+    marker = f"zoo_test_orphan_{os.getpid()}"
+    code = (
+        "import os, sys, time\n"
+        f"if os.fork() == 0: os.execv(sys.executable, [sys.executable, '-S', '-c', "
+        f"'import time; time.sleep(60) # {marker}'])\ntime.sleep(60)\n"
+    )
+    script = f"from zoo.rewards.code import run_tests\nrun_tests({code!r}, {TESTS!r}, timeout=60)"
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    # The script comes by standard input: on the command line it would hold the marker.
+    caller = subprocess.Popen([sys.executable, "-"], stdin=subprocess.PIPE, env=env)
+    assert caller.stdin
+    caller.stdin.write(script.encode())
+    caller.stdin.close()
+    end = time.monotonic() + 15
+    while not processes_with(marker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert processes_with(marker)
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    end = time.monotonic() + 5
+    while processes_with(marker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert processes_with(marker) == []
+
+
+def test_strict_refuses_without_isolation(monkeypatch):
+    monkeypatch.setattr(sandbox, "_broken", {"namespaces": "forbidden", "bubblewrap": "absent"})
+    with pytest.raises(SandboxError, match="namespaces: forbidden"):
+        run_tests(ADD, TESTS, strict=True)
+    assert run_tests(ADD, TESTS).score == 1.0
+
+
+def test_a_lost_layer_warns(monkeypatch):
+    monkeypatch.setattr(sandbox, "_broken", {})
+    real = sandbox._attempt
+
+    def attempt(backend, *rest):
+        if backend == "namespaces":
+            return sandbox.Outcome("unsupported", detail="forbidden here", backend=backend)
+        return real(backend, *rest)
+
+    monkeypatch.setattr(sandbox, "_attempt", attempt)
+    with pytest.warns(RuntimeWarning, match="forbidden here"):
+        assert run_tests(ADD, TESTS).score == 1.0
+
+
+def test_a_sandbox_that_cannot_start_abstains(monkeypatch):
+    failed = sandbox.Outcome("failed", detail="no processes left")
+    monkeypatch.setattr(sandbox, "_attempt", lambda *rest: failed)
+    verdict = run_tests(ADD, TESTS)
+    assert (verdict.score, verdict.reason) == (None, "sandbox")
+
+
+def test_report_names_every_layer():
+    layers = {layer.name: layer for layer in isolation_report()}
+    for name in ("own session", "kill and reap", "output cap", "empty environment", "rlimits"):
+        assert layers[name].active, layers[name]
+    if isolated():
+        for name in ("PID namespace", "no network", "read-only system", "no privileges"):
+            assert layers[name].active, layers[name]
+
+
+# ------------------------------------------------------------------ where it is called from
+
+
+def test_same_verdicts_from_threads_and_event_loop():
+    jobs = [(ADD, 1.0), (ADD.replace("+", "*"), 0.0), ("import os; os._exit(0)", 0.0)] * 3
+    verdicts = run_many([functools.partial(run_tests, code, TESTS) for code, _ in jobs], workers=4)
+    assert [v.score for v in verdicts] == [score for _, score in jobs]
+
+    async def gather():
+        calls = [asyncio.to_thread(run_tests, code, TESTS) for code, _ in jobs]
+        return await asyncio.gather(*calls)
+
+    assert [v.score for v in asyncio.run(gather())] == [score for _, score in jobs]
+
+
+def test_tests_that_cannot_be_used_are_errors_of_the_data():
+    with pytest.raises(ValueError, match="without tests"):
+        run_tests(ADD, [])
+    with pytest.raises(ValueError, match="not plain data"):
+        run_tests(ADD, [{"call": "add(1, 2)", "expected": "unknown"}])
+    with pytest.raises(ValueError, match="not a Python expression"):
+        run_tests(ADD, [{"call": "add(1,", "expected": "3"}])
+    with pytest.raises(ValueError, match="positive seconds"):
+        run_tests(ADD, TESTS, timeout=math.inf)
+    with pytest.raises(ValueError, match="check"):
+        run_check(ADD, "x = 1", "add")
+    with pytest.raises(ValueError, match="no tests for code"):
+        CodeReward().verdict("x = 1", {"question": "?"})
+
+
+# ------------------------------------------------------------------ plain data
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner)
+    | st.tuples(inner, inner)
+    | st.dictionaries(st.integers() | st.text(), inner),
+    max_leaves=20,
+)
+
+
+def load_encoder(limit=1 << 20):
+    path = Path(sandbox.CHILD)
+    names: dict = {"__name__": "child"}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return names["make_encoder"](limit)[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(plain)
+def test_encoding_keeps_type_and_value(value):
+    assert same(decode(load_encoder()(value)), value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.binary().map(lambda b: b.decode("latin-1")))
+def test_decoding_any_text_is_a_value_or_malformed(text):
+    try:
+        decode(text)
+    except Malformed:
+        pass
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "nonsense",
+        '{"t":3}',
+        '{"x":[]}',
+        '{"t":[],"s":[]}',
+        '{"d":[[1]]}',
+        '{"s":[[]]}',
+        '{"i":3}',
+        '{"i":"zz"}',
+        '{"b":"0"}',
+        '{"c":[1]}',
+        '{"r":[1,2,0]}',
+        '{"c":["x","y"]}',
+        "[" * 100_000,
+        '{"t":[' * 50_000,
+        "9" * 100_000,
+    ],
+)
+def test_malformed_results_are_refused(payload):
+    with pytest.raises(Malformed):
+        decode(payload)
+
+
+def test_colliding_elements_do_not_hang_the_caller():
+    # Integers hash to themselves modulo 2⁶¹ − 1: these 100,000 all hash to 0, and a set of them would
+    # take 10¹⁰ comparisons.
+    prime = (1 << 61) - 1
+    text = ",".join('{"i":"' + hex(prime * i) + '"}' for i in range(1, 100_001))
+    started = time.monotonic()
+    for tag in ('{"s":[%s]}', '{"z":[%s]}', '{"d":[' + "[1,2]," * 0 + "%s]}"):
+        body = text if "d" not in tag[:3] else ",".join(f"[{i},0]" for i in text.split(","))
+        with pytest.raises(Malformed, match="share hashes"):
+            decode(tag % body)
+    assert time.monotonic() - started < 5
+
+
+def test_same_tells_types_apart():
+    assert same(deque([1]), deque([1]))
+    assert not same(deque([1]), [1])
+    assert not same({1: 1.0}, {1: 1})
+    assert not same({1: 0}, {True: 0})
+    assert same([math.nan], [math.nan])
+    assert same(0.0, -0.0)
+
+
+# ------------------------------------------------------------------ assertions taken apart
+
+
+@pytest.mark.parametrize(
+    ("source", "calls", "template"),
+    [
+        ("f(1) == 2", ["f(1)"], "_0 == 2"),
+        ("not f(1)", ["f(1)"], "not _0"),
+        ("abs(f(2.5) - 0.5) < 1e-6", ["f(2.5)"], "abs(_0 - 0.5) < 1e-06"),
+        ("math.isclose(f(1), 0.1, rel_tol=0.01)", ["f(1)"], "math.isclose(_0, 0.1, rel_tol=0.01)"),
+        ("set(f([1])) == {1}", ["f([1])"], "set(_0) == {1}"),
+        ("f(g(1))[0] is None", ["f(g(1))"], "_0[0] is None"),
+        ("f(1).lower() == 'a'", ["f(1).lower()"], "_0 == 'a'"),
+        ("sum(1, 2) == 3", ["sum(1, 2)"], "_0 == 3"),
+        ("f(math.pi) == math.pi", ["f(math.pi)"], "_0 == math.pi"),
+        ("len(f()) == 2 and f() == 'ab'", ["f()", "f()"], "len(_0) == 2 and _1 == 'ab'"),
+    ],
+)
+def test_only_the_call_is_sent(source, calls, template):
+    check = split_assert(ast.parse(source, mode="eval").body)
+    assert list(check.calls) == calls
+    assert ast.unparse(check.template) == template
+    assert not check.cheatable
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "f(1) == g(1)",  # both sides are made by the code
+        "all(f(i) == i for i in range(3))",
+        "(lambda x: x == 1)(f(1))",
+        "sum(f(i) for i in range(3)) == 3",
+    ],
+)
+def test_what_the_code_itself_decides_is_marked_cheatable(source):
+    assert split_assert(ast.parse(source, mode="eval").body).cheatable
+    code = "def f(x):\n    return x\ng = f"
+    verdict = run_asserts(code, [f"assert {source}"])
+    assert (verdict.score, verdict.cheatable) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "1 + 2 * 3 - 4 / 8 // 1 % 5 ** 2",
+        "[1, 2, 3][::-1] + [0][:1]",
+        "not (1 < 2 <= 2 != 3) or 5 in (5, 6)",
+        "{1: 'a', 2: {3, 4}}[2] | {5} & {5} ^ {6}",
+        "sorted([3, 1, 2], reverse=True)",
+        "round(3.14159, 2) if abs(-1) == 1 else 0",
+        "max(1, 5, 3) + min([4, 2]) + len('abc') + sum(range(5))",
+        "isinstance(3, int) and math.isclose(0.1 + 0.2, 0.3)",
+        "[i ** 2 for i in range(5) if i % 2 != 0 and i > 0]",
+        "-2 ** 2 + ~1 << 3 >> 1",
+        "'ab' * 2 + str(12)",
+    ],
+)
+def test_the_small_interpreter_agrees_with_python(source):
+    assert evaluate(ast.parse(source, mode="eval").body, {}) == eval(source, {"math": math})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["9 ** 9 ** 9", "'x' * 10 ** 9", "[0] * 10 ** 9", "'%999999999d' % 1", "list(range(10**9))"]
+    + ["1 << 10 ** 9", "1 / 0", "[][0]", "1 < 'a'", "math.sqrt(-1)", "sorted([1, 'a'])"],
+)
+def test_the_small_interpreter_is_bounded(source):
+    with pytest.raises(Rejected):
+        evaluate(ast.parse(source, mode="eval").body, {})
+
+
+@pytest.mark.parametrize("source", ["open('x')", "().__class__", "x", "lambda: 1", "f'{1}'", "(1"])
+def test_expected_values_are_literals(source):
+    with pytest.raises(ValueError, match="not plain data"):
+        literal(source)
+
+
+def test_loops_over_known_values_are_unrolled():
+    body = "total = 1 + 1\nfor i in range(2, 4):\n    assert f(i, total) == str(i)"
+    checks = unroll(ast.parse(body).body)
+    assert [c.calls for c in checks] == [("f(2, 2)",), ("f(3, 2)",)]
+    with pytest.raises(CannotSplit):
+        unroll(ast.parse("for i in range(10 ** 6):\n    assert f(i)").body)
+    with pytest.raises(CannotSplit):
+        unroll(ast.parse("x = f(1)\nassert x == 1").body)
+
+
+def test_assertions_compare_as_python_does():
+    # The data sets' own rule: 4 == 4.0 holds in an assertion, though the types differ.
+    assert run_asserts("def f(x):\n    return x * 2.0", ["assert f(2) == 4"]).score == 1.0
+    assert run_asserts("def f(x):\n    return [x]", ["assert f(2) == (2,)"]).score == 0.0
+    assert run_asserts("def f(x):\n    return x", ["assert f(2) < 'a'"]).reason == "wrong"
+
+
+def test_setup_code_runs_after_the_code_and_before_the_calls():
+    code = "class Node:\n    def __init__(self, v): self.v = v\ndef get(n): return n.v"
+    assert run_asserts(code, ["assert get(root) == 7"], "root = Node(7)").score == 1.0
+    verdict = run_asserts(code, ["assert get(root) == 7"], "root = Missing(7)")
+    assert (verdict.score, verdict.reason, verdict.passed) == (0.0, "error", (False,))
+
+
+def test_check_functions_are_taken_apart():
+    test = "METADATA = {}\ndef check(candidate):\n    assert candidate(2) == 4, 'no'\n"
+    verdict = run_check("def square(x):\n    return x * x", test, "square")
+    assert (verdict.score, verdict.cheatable) == (1.0, 0)
+    assert run_check("def square(x):\n    return x + x + 1", test, "square").score == 0.0
+
+
+def test_check_functions_that_cannot_be_split_run_beside_the_code():
+    test = (
+        "def check(candidate):\n    import random\n    x = random.random()\n"
+        "    assert candidate(x) == x * x\n"
+    )
+    verdict = run_check("def square(x):\n    return x * x", test, "square")
+    assert (verdict.score, verdict.cheatable) == (1.0, 1)
+    verdict = run_check("def square(x):\n    return x", test, "square")
+    assert (verdict.score, verdict.reason) == (0.0, "wrong")
+
+
+# ------------------------------------------------------------------ standard input to output
+
+
+def test_scripts_are_judged_by_what_they_print():
+    tests = [{"stdin": "3\n4\n", "stdout": "7\n"}, {"stdin": "-1\n1\n", "stdout": "0"}]
+    good = "a = int(input())\nb = int(input())\nif __name__ == '__main__':\n    print(a + b, ' ')"
+    assert run_stdio(good, tests).score == 1.0
+    verdict = run_stdio(good.replace("+", "-"), tests)
+    assert (verdict.score, verdict.reason, verdict.passed) == (0.0, "wrong", (False, False))
+    # 3 · 4 = 12 but −1 · 1 = −1: neither; −1 − 1 is wrong, a² − b² = 0 right for the second only.
+    half = "a = int(input())\nb = int(input())\nprint(a * a - b * b)"
+    assert run_stdio(half, tests, every=True).passed == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print(7); raise ValueError", "error"),
+        ("print(7); import sys; sys.exit(1)", "error"),
+        ("print(7); import os; os.kill(os.getpid(), 9)", "crashed"),
+        ("print(7", "syntax"),
+        ("while True: print(7)", "output_limit"),
+        ("print(7, flush=True)\nwhile True: pass", "timeout"),
+    ],
+)
+def test_scripts_that_fail_after_the_right_output_score_zero(code, reason):
+    verdict = run_stdio(code, [{"stdin": "", "stdout": "7"}], timeout=1.0)
+    assert (verdict.score, verdict.reason) == (0.0, reason)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; print(7); sys.exit(0)",
+        "import atexit; atexit.register(print, 7)",
+        "import threading; threading.Timer(0.1, lambda: print(7)).start()",
+        "import sys; sys.stdout.write('7')",
+        "import os; os.write(1, b'7'); os._exit(0)",
+        "def main():\n    return print(7)\nmain()",
+        "import os\nprint(7, flush=True)\nif os.fork() == 0:\n    import time; time.sleep(60)",
+    ],
+)
+def test_scripts_end_as_python_ends_them(code):
+    assert run_stdio(code, [{"stdin": "", "stdout": "7"}], timeout=5.0).score == 1.0
+
+
+def test_large_input_and_output_pass_through():
+    numbers = "\n".join(str(i) for i in range(100_000))
+    tests = [{"stdin": numbers, "stdout": numbers}]
+    assert run_stdio("import sys; sys.stdout.write(sys.stdin.read())", tests).score == 1.0
+
+
+# ------------------------------------------------------------------ rows and completions
+
+
+def test_code_is_taken_from_the_last_closed_fence():
+    text = "First:\n```python\nx = 1\n```\nBetter:\n```py\nx = 2\n```\nDone."
+    assert extract_code(text) == "x = 2\n"
+    assert extract_code("```python\nx = 3\n") == "x = 3\n"
+    assert extract_code("x = 4") == "x = 4"
+    assert extract_code("") == ""
+
+
+def test_reward_takes_the_kind_of_test_from_the_row():
+    body = "    return a + b\n"
+    check = "def check(candidate):\n    assert candidate(1, 2) == 3"
+    prompt = "def add(a, b):\n    '''Sum.'''\n"
+    rows = [
+        {"test_list": ["assert add(1, 2) == 3"], "test_setup_code": ""},
+        {"test": check, "entry_point": "add", "prompt": prompt},
+        {"test": check, "entry_point": "add", "prompt": prompt},
+        {"tests": TESTS},
+        {"tests": [{"stdin": "1 2", "stdout": "3"}]},
+        {"tests": TESTS},
+    ]
+    completions = [
+        f"```python\n{ADD}```",
+        body,
+        f"Here:\n```python\n{ADD}```",
+        ADD,
+        "print(sum(map(int, input().split())))",
+        "```python\n```",
+    ]
+    verdicts = CodeReward(timeout=5.0, workers=2).verdicts(completions, rows)
+    assert [v.score for v in verdicts] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert verdicts[-1].reason == "no_code"
+
+
+# ------------------------------------------------------------------ shared data
+
+
+def test_shared_programs_have_their_expected_outcome(shared):
+    path = shared / "data/code/hostile.jsonl"
+    cases = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    cases = [c for c in cases if isolated() or not (c["dangerous"] or c["needs"])]
+    jobs = [functools.partial(run_tests, c["code"], c["tests"], timeout=2.0) for c in cases]
+    verdicts = run_many(jobs, workers=4)
+    wrong = [
+        (case["name"], verdict)
+        for case, verdict in zip(cases, verdicts, strict=True)
+        if case["expected"] is not None and verdict.score != case["expected"]
+    ]
+    assert wrong == []
+    for case in cases:
+        assert not case["marker"] or processes_with(case["marker"]) == []
+        for made in case["must_not_exist"]:
+            assert made.startswith("@") or not os.path.lexists(os.path.expanduser(made))
+
+
+def test_reference_solutions_score_one_and_without_their_value_zero(shared):
+    def without_value(code, name):
+        return f"{code}\n_right = {name}\ndef {name}(*a, **k):\n    _right(*a, **k)\n"
+
+    lines = (shared / "data/code/mbpp.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines][::16]
+    jobs = []
+    for row in rows:
+        name = ast.parse(row["test_list"][0]).body[0].test.left
+        name = next(
+            c.func.id for c in ast.walk(name) if isinstance(c, ast.Call) and c.func.id != "set"
+        )
+        for code in (row["code"], without_value(row["code"], name)):
+            setup = row["test_setup_code"]
+            jobs.append(functools.partial(run_asserts, code, row["test_list"], setup))
+    with gzip.open(shared / "data/code/HumanEval.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file][::8]
+    for row in rows:
+        code = row["prompt"] + row["canonical_solution"]
+        for program in (code, without_value(code, row["entry_point"])):
+            jobs.append(functools.partial(run_check, program, row["test"], row["entry_point"]))
+    scores = [v.score for v in run_many(jobs)]
+    assert scores == [1.0, 0.0] * (len(jobs) // 2)

@@ -1,0 +1,402 @@
+"""The math verifier's contract, rule by rule; the expected verdicts are arithmetic or the rule itself."""
+
+import itertools
+
+import pytest
+
+from zoo.rewards.extract import extract, last_box
+from zoo.rewards.math import Reason, check_gold, check_golds, verify
+
+RIGHT, WRONG = 1.0, 0.0
+
+
+def boxed(answer: str, gold: str, style: str = "math") -> float:
+    return verify(f"The answer is $\\boxed{{{answer}}}$.", gold, style).score
+
+
+def accepted(gold: str, *answers: str) -> None:
+    refused = [answer for answer in answers if boxed(answer, gold) != RIGHT]
+    assert not refused, f"gold {gold!r}"
+
+
+def refused(gold: str, *answers: str) -> None:
+    taken = [answer for answer in answers if boxed(answer, gold) != WRONG]
+    assert not taken, f"gold {gold!r}"
+
+
+# ---------------------------------------------------------------- which answer counts
+
+
+def test_the_last_complete_box_counts():
+    assert verify("First \\boxed{3}, then \\boxed{4}.", "4").score == RIGHT
+    assert verify("First \\boxed{4}, then \\boxed{3}.", "4").score == WRONG
+    assert verify("\\boxed{4} and now \\boxed{5", "4").score == RIGHT
+    assert verify("so $\\fbox{4}$", "4").score == RIGHT
+
+
+def test_a_box_beats_a_hash_and_a_hash_beats_a_phrase():
+    assert verify("#### 5\n\\boxed{4}", "4").score == RIGHT
+    assert verify("\\boxed{4}\n#### 5", "4").score == RIGHT
+    assert verify("The answer is 5.\n#### 4", "4").score == RIGHT
+    assert verify("#### 4\nThe answer is 5.", "4").score == RIGHT
+
+
+def test_nested_boxes_are_one_answer():
+    assert boxed("\\boxed{7}", "7") == RIGHT
+    assert last_box("\\boxed{a\\boxed{b}c}") == "a\\boxed{b}c"
+    assert last_box("\\boxed{\\{1,2\\}}") == "\\{1,2\\}"
+
+
+def test_an_empty_box_is_no_answer():
+    assert verify("\\boxed{}", "0").reason is Reason.NO_ANSWER
+    assert verify("\\boxed{3} \\boxed{}", "3").reason is Reason.NO_ANSWER
+
+
+def test_the_answer_after_the_thinking_beats_the_box_inside_it():
+    assert verify("<think>\\boxed{3}</think>\\boxed{4}", "4").score == RIGHT
+    assert verify("<think>\\boxed{3}</think><answer>4</answer>", "4").score == RIGHT
+    assert verify("<think>\\boxed{3}</think>The answer is 4.", "4").score == RIGHT
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "The answer is 12.",
+        "So the final answer is **12**.",
+        "**Answer:** 12",
+        "Final Answer: The final answer is $12$. I hope it is correct.",
+        "The answer is: \\[ 12 \\]",
+        "The answer is 12 because 5 + 7 = 12.",
+        "The answer is 12, altogether.",
+        "My answer would be $12.",
+        "<answer>12</answer>",
+        "#### 12",
+        "####12\n",
+        "####\n12",
+        "#### The answer is 12",
+        "#### 12 eggs",
+        "#### **12**",
+        "#### x = 12",
+        "#### 3*4=12",
+        "#### 12<|im_end|>",
+        "#### 12</s>",
+        "12",
+    ],
+)
+def test_markers(completion):
+    assert verify(completion, "12", "gsm8k").score == RIGHT
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "There were 12 of them, and I do not know.",
+        "The answer is not 12. It is 13.",
+        "The answer is 13, not 12.",
+        "The answer is between 11 and 13.",
+        "The answer is 12.5.",
+        "#### 12 or 13",
+        "#### 12, 13",
+        "#### 12 13",
+        "#### 12\n#### 13",
+        "#### -12",
+        "#### 1 2",
+        "#### 12 - 1",
+        "#### None",
+        "#### ",
+        "### 12",
+        "12 is mentioned",
+        "",
+    ],
+)
+def test_markers_that_do_not_answer(completion):
+    assert verify(completion, "12", "gsm8k").score == WRONG
+
+
+def test_a_line_that_begins_with_a_colon_answers_only_gsm8k():
+    assert verify("3 + 4 = 7\nA: 7", "7", "gsm8k").score == RIGHT
+    assert verify("Which?\nA: 7", "7", "math").score == WRONG
+
+
+def test_reasons():
+    assert verify("\\boxed{3}", "3").reason is Reason.MATCHED
+    assert verify("\\boxed{4}", "3").reason is Reason.WRONG
+    assert verify("I do not know that.", "3").reason is Reason.NO_ANSWER
+    assert verify("\\boxed{3 \\text{ or } 4}", "3").reason is Reason.SEVERAL_ANSWERS
+    assert verify("\\boxed{3, 4}", "3").reason is Reason.SEVERAL_ANSWERS
+    assert verify("\\boxed{3}", "").reason is Reason.UNPARSED_GOLD
+    assert verify("\\boxed{3}", " ?! ").reason is Reason.UNPARSED_GOLD
+
+
+def test_truncated_completions():
+    assert verify("and so 3 + 4", "7", truncated=True).reason is Reason.TRUNCATED
+    assert verify("so \\boxed{\\frac{1}{2", "7", truncated=True).reason is Reason.TRUNCATED
+    # "#### 12" may have been going to be "#### 1234", but a box has an end.
+    assert verify("#### 12", "12", truncated=True).reason is Reason.TRUNCATED
+    assert verify("#### 12\nThat is", "12", truncated=True).reason is Reason.MATCHED
+    assert verify("\\boxed{12}", "12", truncated=True).reason is Reason.MATCHED
+
+
+def test_an_unknown_style_is_an_error():
+    with pytest.raises(ValueError, match="gsm8k"):
+        verify("\\boxed{1}", "1", "latex")
+
+
+# ---------------------------------------------------------------- FAULTS
+
+
+def test_b80_the_whole_completion_is_searched():
+    talk = "and so we are done, as one can see. " * 12
+    assert len(talk) > 400
+    assert verify("#### 42\n" + talk, "42", "gsm8k").score == RIGHT
+    assert verify("#### 42 " + talk, "42", "gsm8k").score == RIGHT
+    assert verify("\\boxed{42} " + talk * 100, "42").score == RIGHT
+
+
+@pytest.mark.parametrize("answer", ["42.", "42.0", "$42", "**42**", "\\boxed{42}", "42%", "42 ", " 42"])
+def test_b81_decorated_numbers_equal_the_gold(answer):
+    assert verify(f"#### {answer}", "42", "gsm8k").score == RIGHT
+    assert verify(answer, "42", "gsm8k").score == RIGHT
+
+
+def test_b81_other_numbers_do_not():
+    assert verify("#### 1,234", "1234", "gsm8k").score == RIGHT
+    for answer in ("−42", "-42", "421", "4.2", "42,000", "42 thousand"):
+        assert verify(f"#### {answer}", "42", "gsm8k").score == WRONG
+
+
+def test_b83_the_gold_and_the_completion_have_their_own_places():
+    assert verify("\\boxed{.5}", "1/2").score == RIGHT
+    assert verify(completion="\\boxed{1}", gold="x>1").score == WRONG
+    assert verify(completion="\\boxed{x>1}", gold="1").score == WRONG
+
+
+def test_b85_a_missing_answer_is_not_an_empty_one():
+    assert verify("<think>a</think> <answer>4</answer><eos>", "4").score == RIGHT
+    assert verify("<think>a</think> nothing", "").score == WRONG
+    assert verify("<answer></answer>", "").score == WRONG
+
+
+# ---------------------------------------------------------------- equality
+
+
+def test_fractions_are_compared_by_value():
+    accepted(
+        "\\frac{1}{2}", "1/2", "0.5", ".50", "\\dfrac12", "\\frac 1 2", "{1 \\over 2}", "\\frac{2}{4}", "½", "50\\%",
+        "2^{-1}", "5e-1", "5 \\times 10^{-1}", "\\frac{\\frac14}{\\frac12}", "\\left(\\frac{1}{2}\\right)", "x = \\frac12",
+        "\\sin 30^\\circ", "\\cos \\frac{\\pi}{3}",
+    )  # fmt: skip
+    refused("\\frac{1}{2}", "-1/2", "2", "12", "0.49", "1:2", "\\frac12 x", "5", "50")
+    accepted("-\\frac{2}{7}", "\\frac{-2}{7}", "\\frac{2}{-7}", "−2/7")
+    accepted("\\frac{1}{7}", "0.\\overline{142857}", "0.142857142857142857")
+    refused("\\frac{1}{7}", "0.142857", "0.14", "0.1428571")
+
+
+def test_mixed_numbers():
+    accepted("\\frac{11}{4}", "2\\frac34", "2 \\frac{3}{4}", "2 3/4", "2¾", "2.75")
+    refused("\\frac{11}{4}", "2", "\\frac{23}{4}", "2 \\cdot \\frac{3}{4}")
+    accepted("-\\frac{11}{4}", "-2\\frac34")
+
+
+def test_numbers_are_exact():
+    refused("10000", "10001", "9999.9999")
+    refused("12", "1200", "0.12")
+    refused("50", "0.5")
+    refused("123456789123456789", "123456789123456788")
+    refused("0", "10^{-30}", "0.0001")
+    accepted("0.00012", "1.2\\times10^{-4}", "1.2e-4", "\\frac{12}{100000}")
+    accepted("1", "0.\\overline{9}")
+
+
+def test_thousands_separators():
+    accepted("2345678", "2,345,678", "2{,}345{,}678", "2\\,345\\,678", "2,\\!345,\\!678", "2 345 678", "2'345'678")
+    refused("2345678", "2", "678", "23,45,678", "2.345.678", "2345,678")
+    refused("25", "2 5", "2,5")
+    # Inside brackets a comma separates.
+    accepted("(1,200)", "(1, 200)")
+    accepted("100, 200", "100,200")
+
+
+def test_percentages():
+    accepted("35\\%", "35", "35\\%", "35 percent", "0.35", "\\frac{7}{20}")
+    refused("35\\%", "3500", "0.0035", "36\\%")
+    accepted("0.35", "35\\%")
+    refused("0.35", "35")
+    assert boxed("35\\%", "35", "gsm8k") == RIGHT
+
+
+def test_surds_pi_and_powers():
+    accepted("3\\sqrt{5}", "\\sqrt{45}", "3 \\cdot \\sqrt5", "\\frac{15}{\\sqrt5}", "3*sqrt(5)", "45^{1/2}", "3√5")
+    refused("3\\sqrt{5}", "15", "5\\sqrt3", "\\sqrt{15}", "6.708")
+    accepted("\\sqrt{3}+\\sqrt{7}", "\\sqrt{10+2\\sqrt{21}}")
+    accepted("\\sqrt{2}", "1.4142135623730950488")
+    accepted("6\\pi", "\\pi\\cdot 6", "6π", "6 \\pi \\text{ cm}^2", "\\frac{12\\pi}{2}")
+    refused("6\\pi", "6", "18.85", "6\\pi^2", "\\frac{132}{7}")
+    accepted("2^{1000}", "4^{500}", "2 \\cdot 2^{999}")
+    refused("2^{1000}", "2^{1001}", "2^{1000}+1")
+    accepted("3^{1/3}", "\\sqrt[3]{3}")
+    accepted("-3", "\\sqrt[3]{-27}")
+
+
+def test_complex_numbers():
+    accepted("2+3i", "3i+2", "2 + 3 i", "\\frac{4+6i}{2}")
+    refused("2+3i", "2-3i", "(2,3)", "5i", "2")
+    accepted("-1", "i^2")
+
+
+def test_polynomials_and_functions():
+    accepted("x^2-4x+4", "(x-2)^2", "4 - 4x + x^2", "(2-x)^{2}", "x(x-4)+4", "x**2-4*x+4", "f(x) = (x-2)^2")
+    refused("x^2-4x+4", "(x+2)^2", "x^2-4x", "y^2-4y+4", "4", "x^2-4x+4=0")
+    accepted("\\frac{1}{x-1}", "\\frac{-1}{1-x}", "1/(x-1)")
+    refused("\\frac{1}{x-1}", "1/x-1")
+    accepted("\\sin 2x", "2\\sin x\\cos x")
+    accepted("\\sin^2 x", "1-\\cos^2 x", "(\\sin x)^2")
+    refused("\\sin x", "\\cos x", "\\sin y")
+    accepted("2^{n+1}", "2\\cdot2^n")
+    accepted("\\log_3 9", "2")
+    accepted("|a-b|", "|b-a|")
+    refused("\\sqrt{x^2}", "x")
+    accepted("\\binom{6}{2}", "15")
+    accepted("4!", "24")
+    accepted("\\lfloor 7.9 \\rfloor", "7")
+    accepted("\\sum_{k=1}^{n} a_k b_{n-k}", "\\sum_{j=1}^{n} b_{n-j} a_j")
+    refused("\\sum_{k=1}^{n} a_k", "\\sum_{k=0}^{n} a_k")
+
+
+def test_lists_and_sets_have_no_order():
+    accepted("4, 9", "9, 4", "\\{4, 9\\}", "4 \\text{ and } 9", "x=4 \\text{ or } x=9", "4;9", "x_1 = 9, x_2 = 4")
+    refused("4, 9", "4", "(4,9)", "[4,9]", "4, 9, 10", "4, 8", "49", "13")
+    accepted("\\{1,3,5\\}", "{5,3,1}", "1, 3, 5", "x \\in \\{1,3,5\\}")
+    accepted("\\pm 6", "6, -6", "\\{-6, 6\\}", "x = \\pm 6", "\\mp 6")
+    refused("\\pm 6", "6", "-6", "\\pm 5")
+    accepted("\\frac{3\\pm\\sqrt2}{5}", "\\frac{3-\\sqrt2}{5}, \\frac{3+\\sqrt2}{5}")
+    refused("6", "\\pm 6", "6 \\pm 1", "6 \\lor 7", "\\{6, 7\\}")
+
+
+def test_names_decide_the_order_where_there_are_names():
+    accepted("x = 1, y = 8", "y = 8, x = 1", "1, 8", "(1, 8)")
+    refused("x = 1, y = 8", "x = 8, y = 1", "8, 1", "(8, 1)")
+    accepted("(x,y) = (1,8)", "(1,8)", "x=1, y=8", "y=8, x=1")
+    refused("(x,y) = (1,8)", "x=8, y=1")
+
+
+def test_tuples_have_an_order():
+    accepted("(2,-5)", "(2, -5)", "\\left(2,-5\\right)", "(x,y)=(2,-5)", "(\\frac42,-5)")
+    refused("(2,-5)", "(-5,2)", "\\{2,-5\\}", "2", "(2,5)", "(2,-5,0)")
+    accepted("(1,2),(3,4)", "(3,4),(1,2)")
+    refused("(1,2),(3,4)", "(2,1),(3,4)", "(1,2)")
+
+
+def test_interval_ends_matter():
+    accepted("(1,5]", "(1, 5]", "\\left(1,5\\right]", "1 < x \\le 5", "x \\in (1,5]", "5 \\ge x > 1")
+    refused("(1,5]", "(1,5)", "[1,5]", "[1,5)", "(1,6]", "5")
+    accepted("x \\le 3", "(-\\infty, 3]", "3 \\ge x", "2x \\leq 6", "x<=3", "-x \\ge -3")
+    refused("x \\le 3", "x < 3", "(-\\infty,3)", "3", "x = 3", "y \\le 3", "x \\ge 3")
+    accepted("(-\\infty,0)\\cup(0,\\infty)", "x \\ne 0", "\\mathbb{R}\\setminus\\{0\\}", "x<0 \\text{ or } x>0")
+    refused("(-\\infty,0)\\cup(0,\\infty)", "(-\\infty,\\infty)", "\\mathbb{R}", "x > 0")
+    accepted("[0,2]", "[0,1]\\cup[1,2]", "x \\ge 0 \\text{ and } x \\le 2")
+    accepted("(-\\infty,\\infty)", "\\mathbb{R}", "x \\in \\mathbb R")
+    accepted("\\emptyset", "\\varnothing", "\\{\\}")
+
+
+def test_matrices():
+    gold = "\\begin{pmatrix}1&2\\\\3&\\frac12\\end{pmatrix}"
+    accepted(
+        gold,
+        "\\begin{bmatrix} 1 & 2 \\\\ 3 & 0.5 \\end{bmatrix}",
+        "\\left(\\begin{array}{cc}1&2\\\\3&1/2\\end{array}\\right)",
+        "A = \\begin{pmatrix}1&2\\\\3&\\frac12\\\\\\end{pmatrix}",
+    )
+    refused(
+        gold,
+        "\\begin{pmatrix}1&3\\\\2&\\frac12\\end{pmatrix}",
+        "\\begin{vmatrix}1&2\\\\3&\\frac12\\end{vmatrix}",
+        "\\begin{pmatrix}1&2\\end{pmatrix}",
+        "-\\frac{11}{2}",
+    )
+    refused("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1&2\\end{pmatrix}")
+
+
+def test_equations_are_equal_up_to_a_factor():
+    accepted("y = 3x - 2", "3x - y = 2", "2y = 6x - 4", "3x-2", "y+2 = 3x")
+    refused("y = 3x - 2", "y = 3x + 2", "y", "0", "x = 3y - 2")
+    accepted("x^2+y^2=9", "9 = y^2+x^2", "\\frac{x^2}{9}+\\frac{y^2}{9}=1")
+    refused("x^2+y^2=9", "9", "x^2-y^2=9", "x^2+y^2")
+    accepted("x = 4", "4", "4 = x")
+    accepted("4", "x = 4", "n=4", "f(3)=4", "\\angle A = 4^\\circ", "AB = 4", "\\text{Area} = 4", "1+3=4")
+    refused("4", "x^2 = 4", "2x = 4", "x + y = 4", "1+2=4", "1=2=3=4")
+
+
+def test_units_currency_and_degrees_are_ignored():
+    accepted(
+        "20", "20 \\text{ cm}", "20\\,\\mathrm{m/s}", "20 square inches", "20 km/h", "\\$20", "$20", "20 dollars", "€20",
+        "20^\\circ", "20°", "20 degrees", "20^{\\circ}\\text{C}", "20 people", "20 cm^2", "20.", "20 (twenty)", "n = 20 \\text{ cm}",
+    )  # fmt: skip
+    refused("20", "20x", "20i", "20!", "20\\pi", "20 or 21", "20 to 21", "20-21", "\\frac{20}{21}")
+    accepted("20 \\text{ cm}^2", "20", "20\\mathrm{cm}^2")
+    refused("20 \\text{ cm}^2", "20 \\text{ cm}^3", "400", "20^2")
+    refused("8:30 \\text{ a.m.}", "8:30 p.m.", "830", "8:31 a.m.")
+    accepted("8:30", "8:30 a.m.", "8:30 AM")
+
+
+def test_words():
+    accepted("\\text{parabola}", "parabola", "Parabola.", "\\textbf{Parabola}", "\\mathrm{parabola}")
+    refused("\\text{parabola}", "hyperbola", "p", "not a parabola", "parabola+1")
+    accepted("\\text{(D)}", "D", "(D)", "\\textbf{(D)}", "D.", "\\text{D}")
+    refused("\\text{(D)}", "C", "D or C", "(D), (C)", "DC", "0")
+
+
+def test_case_of_a_variable_matters():
+    refused("3R^2", "3r^2")
+    refused("2k+2", "2n+2")
+
+
+def test_number_bases_and_ratios():
+    accepted("212_3", "212_{3}", "212_{\\text{3}}")
+    refused("212_3", "2123", "212", "212_4", "23", "211_3")
+    accepted("2:7", "2 : 7", "a:b = 2:7", "2 \\text{ to } 7")
+    refused("2:7", "7:2", "27", "2", "2:7:1")
+
+
+def test_structures_that_only_look_alike():
+    refused("1, 2, \\ldots, n", "1, 4, \\ldots, n^2")
+    refused("ab", "a+b")
+    refused("\\frac43", "43")
+    refused("\\frac{5}{0}", "\\frac{6}{0}", "5")
+    refused("\\infty", "-\\infty", "1")
+
+
+def test_no_two_different_golds_are_equal():
+    golds = ["1", "-1", "\\frac12", "2", "\\sqrt2", "\\pi", "e", "i", "x", "x^2", "2x", "x=3", "y=3", "x>3", "(1,2)", "(2,1)"]
+    golds += ["[1,2]", "(1,2]", "\\{1,3\\}", "\\{1,2,3\\}", "1:2", "12_3", "\\text{cat}", "\\text{A}", "\\emptyset", "\\mathbb{R}"]
+    for gold, other in itertools.permutations(golds, 2):
+        assert boxed(other, gold) == WRONG, (gold, other)
+    for gold in golds:
+        assert boxed(gold, gold) == RIGHT
+
+
+# ---------------------------------------------------------------- golds
+
+
+def test_golds_are_checked_when_data_is_loaded():
+    assert check_gold("\\frac{3}{4}") is None
+    assert check_gold("The rest is 3.\n#### 1,234", "gsm8k") is None
+    assert check_gold("so it is $\\boxed{2}$") is None
+    assert check_gold("") == "no_answer: read as None"
+    assert check_golds(["1", "2"]) == 2
+    with pytest.raises(ValueError, match="row 1"):
+        check_golds(["1", "..."])
+
+
+def test_a_gold_may_be_a_whole_solution():
+    assert verify("#### 72", "48/2 = 24\n#### 72", "gsm8k").score == RIGHT
+    assert verify("#### 24", "48/2 = 24\n#### 72", "gsm8k").score == WRONG
+
+
+def test_where_the_answer_was_read():
+    assert extract("\\boxed{1}").source == "boxed"
+    assert extract("#### 1").source == "hash"
+    assert extract("<answer>1</answer>").source == "tag"
+    assert extract("The answer is 1").source == "phrase"
+    assert extract("1").source == "whole"
+    assert extract("Nothing was said about that") is None

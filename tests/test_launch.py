@@ -1,0 +1,364 @@
+"""Launching jobs: sweeps, failures, interruptions, kills; the jobs are a small script."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from zoo.config import ConfigError
+from zoo.launch import LaunchResult, Status, clock, expand, launch, sweep
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# A job in a few lines: `id=…` names its folder, `do=…` says what happens. It keeps the contract
+# of a run: it tells its folder, returns at once when its summary is there, and writes it last.
+JOB = """
+import json, os, signal, sys, time
+from pathlib import Path
+values = dict(text.split("=", 1) for text in sys.argv[1:])
+folder = Path(os.environ["ROOT"]) / values["id"]
+do = values.get("do", "finish")
+if do == "refuse":
+    print("zoo: error: algorithm=grop does not exist")
+    Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder))
+    sys.exit(2)
+folder.mkdir(exist_ok=True)
+Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder))
+if (folder / "summary.json").exists():
+    sys.exit(0)
+with (folder / "starts").open("a") as file:
+    file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS', '')}\\n")
+if do == "fail":
+    print("about to fail")
+    raise RuntimeError("the job broke")
+if do == "fail_with_record":
+    (folder / "error.txt").write_text("Traceback of the run: broke")
+    sys.exit(1)
+if do == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if do == "wait":
+    def stop(number, frame):
+        (folder / "stopped").write_text(signal.Signals(number).name)
+        sys.exit(130)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    (folder / "waiting").touch()
+    time.sleep(30)
+if do == "meet":  # ends only while the other job runs, too
+    deadline = time.time() + 20
+    while not (folder.parent / values["other"] / "starts").exists():
+        assert time.time() < deadline, "the other job never started"
+        time.sleep(0.02)
+if do == "terminal":
+    (folder / "terminal").write_text(str(sys.stdout.isatty()))
+part = folder / "part"
+part.write_text(json.dumps({"final": {"heldout": {"accuracy": 0.475}}}))
+part.rename(folder / "summary.json")
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    monkeypatch.setenv("ROOT", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return [sys.executable, str(script)]
+
+
+def run(command: list[str], *jobs: str, **options: object) -> tuple[LaunchResult, str]:
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    result = launch([job.split() for job in jobs], command=command, console=console, **options)
+    return result, out.getvalue()
+
+
+def starts(folder: Path) -> list[str]:
+    return (folder / "starts").read_text().splitlines()
+
+
+# ---------------------------------------------------------------------------------------- expand
+
+
+def test_commas_give_the_product_with_the_first_varying_slowest():
+    assert expand(["algorithm=ppo,dpo", "seed=0,1", "model=tiny"]) == [
+        ["algorithm=ppo", "seed=0", "model=tiny"],
+        ["algorithm=ppo", "seed=1", "model=tiny"],
+        ["algorithm=dpo", "seed=0", "model=tiny"],
+        ["algorithm=dpo", "seed=1", "model=tiny"],
+    ]
+
+
+def test_choice_and_range_are_run_through():
+    assert expand(["a=choice(x,y)"]) == [["a=x"], ["a=y"]]
+    assert expand(["seed=range(1,7,2)"]) == [["seed=1"], ["seed=3"], ["seed=5"]]
+    assert expand(["+lr=range(0.0,0.5,0.25)"]) == [["+lr=0.0"], ["+lr=0.25"]]
+
+
+def test_a_comma_in_quotes_or_brackets_does_not_split():
+    assert expand(["name='a,b'"]) == [["name='a,b'"]]
+    assert expand(["betas=[0.9,0.95]"]) == [["betas=[0.9,0.95]"]]
+    assert expand(["x={a:1,b:2}"]) == [["x={a:1,b:2}"]]
+    assert expand(["name='a,b','c,d'"]) == [["name='a,b'"], ["name='c,d'"]]
+    assert expand(["betas=[0.9,0.95],[0.8,0.9]"]) == [["betas=[0.9,0.95]"], ["betas=[0.8,0.9]"]]
+
+
+def test_deletions_and_plain_values_stay_as_they_were_written():
+    assert expand(["~reward", "++a.b=1e-4", "text="]) == [["~reward", "++a.b=1e-4", "text="]]
+
+
+def test_equal_jobs_run_once():
+    assert expand(["seed=0,1,0"]) == [["seed=0"], ["seed=1"]]
+
+
+@pytest.mark.parametrize("text", ["lr=interval(0,1)", "algorithm=glob(*)", "seed=range(3,1)"])
+def test_a_sweep_without_a_list_of_values_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"interval|glob|empty range"):
+        expand([text])
+
+
+def test_what_is_no_override_is_refused_with_its_text():
+    with pytest.raises(ConfigError, match=r"seed=\(0") as caught:
+        expand(["seed=(0"])
+    assert "Traceback" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+# ---------------------------------------------------------------------------------------- launch
+
+
+def test_jobs_run_one_after_the_other_and_report_their_folders(command, tmp_path):
+    result, text = run(command, "id=a", "id=b")
+    assert [job.status for job in result.jobs] == [Status.finished, Status.finished]
+    assert result.folders == [tmp_path / "a", tmp_path / "b"]
+    assert result.exit_status == 0
+    # b began after a had written its summary
+    written = (tmp_path / "a" / "summary.json").stat().st_mtime
+    assert (tmp_path / "b" / "starts").stat().st_mtime >= written
+    assert "[1/2] id=a" in text and "[2/2] id=b" in text and "left" in text
+    assert "47.5 %" in text  # the held-out accuracy of the summary
+
+
+def test_finished_jobs_are_skipped_on_a_second_launch(command, tmp_path):
+    run(command, "id=a", "id=b do=fail")
+    time.sleep(0.02)
+    result, text = run(command, "id=a", "id=b", "id=c")
+    assert [job.status for job in result.jobs] == [
+        Status.skipped,
+        Status.finished,
+        Status.finished,
+    ]
+    assert len(starts(tmp_path / "a")) == 1
+    assert "1 skipped" in text
+
+
+def test_a_failed_job_leaves_the_others_and_its_traceback(command, tmp_path):
+    result, text = run(command, "id=a do=fail", "id=b")
+    assert [job.status for job in result.jobs] == [Status.failed, Status.finished]
+    assert result.exit_status == 1
+    record = (tmp_path / "a" / "error.txt").read_text()
+    assert "RuntimeError: the job broke" in record and "about to fail" in record
+    assert "RuntimeError: the job broke" in text
+
+
+def test_the_traceback_that_a_job_wrote_itself_is_kept(command, tmp_path):
+    result, _ = run(command, "id=a do=fail_with_record")
+    assert result.jobs[0].error == "Traceback of the run: broke"
+    assert (tmp_path / "a" / "error.txt").read_text() == "Traceback of the run: broke"
+
+
+def test_a_job_killed_by_the_system_is_failed_and_says_so(command, tmp_path):
+    result, text = run(command, "id=a do=kill", "id=b")
+    assert result.jobs[0].status is Status.failed and result.jobs[0].exit_status == -9
+    assert "SIGKILL" in (tmp_path / "a" / "error.txt").read_text() and "SIGKILL" in text
+    assert result.jobs[1].status is Status.finished
+
+
+def test_a_refused_job_writes_nothing_and_its_message_is_shown_once(command, tmp_path):
+    (tmp_path / "a").mkdir()  # another run's folder, which the refused job named
+    result, text = run(command, "id=a do=refuse", "id=b do=refuse")
+    assert result.exit_status == 1
+    assert list((tmp_path / "a").iterdir()) == []
+    assert text.count("algorithm=grop does not exist") == 1
+
+
+def test_a_command_that_does_not_exist_is_a_failed_job():
+    result, text = run(["/nowhere/zoo"], "id=a", "id=b")
+    assert [job.status for job in result.jobs] == [Status.failed] * 2
+    assert result.exit_status == 1 and "2 failed" in text
+
+
+def test_a_check_refuses_before_anything_starts(command, tmp_path):
+    def check(job: list[str]) -> None:
+        if "id=b" in job:
+            raise ConfigError("no b")
+
+    with pytest.raises(ConfigError, match="no b"):
+        run(command, "id=a", "id=b", check=check)
+    assert not (tmp_path / "a").exists()
+
+
+def test_jobs_at_once_run_together_and_share_the_cores(command, tmp_path):
+    jobs = ["id=a do=meet other=b", "id=b do=meet other=a"]
+    result, _ = run(command, *jobs, jobs_at_once=2)
+    assert result.exit_status == 0
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    assert starts(tmp_path / "a")[0].split()[1] == str(threads)
+
+
+def test_an_empty_list_and_no_jobs_at_once_are_refused():
+    with pytest.raises(ConfigError, match="nothing to run"):
+        launch([])
+    with pytest.raises(ConfigError, match="at least 1"):
+        launch([["a=1"]], jobs_at_once=0)
+
+
+def test_sweep_refuses_a_number_of_jobs_that_is_none():
+    with pytest.raises(ConfigError, match="--jobs"):
+        sweep(["--jobs", "many", "seed=0,1"])
+
+
+def test_on_end_is_called_as_each_job_ends(command):
+    seen: list[tuple[str, Status]] = []
+    run(
+        command,
+        "id=a",
+        "id=b do=fail",
+        on_end=lambda job: seen.append((job.label, job.status)),
+        labels=["first", "second"],
+    )
+    assert seen == [("first", Status.finished), ("second", Status.failed)]
+
+
+def test_clock():
+    assert clock(0.4) == "0:00"
+    assert clock(83) == "1:23"
+    assert clock(3723) == "1:02:03"  # 3600 + 2·60 + 3
+
+
+# ------------------------------------------------------------- interruptions, in another process
+
+
+def launcher(command: list[str], *jobs: str) -> subprocess.Popen[str]:
+    program = textwrap.dedent(
+        f"""
+        import sys
+        from zoo.launch import launch
+        jobs = [job.split() for job in {list(jobs)!r}]
+        result = launch(jobs, command={command!r}, again="the same again")
+        sys.exit(result.exit_status)
+        """
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path, seconds: float = 20) -> None:
+    deadline = time.time() + seconds
+    while not path.exists():
+        assert time.time() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_is_passed_on_waited_for_and_explained(command, tmp_path, number):
+    process = launcher(command, "id=a", "id=b do=wait", "id=c")
+    wait_for(tmp_path / "b" / "waiting")
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=20)
+    assert (tmp_path / "b" / "stopped").read_text() == number.name
+    assert process.returncode == 130
+    assert not (tmp_path / "c").exists()
+    assert "1 finished, 1 interrupted, 1 not started" in text
+    assert "the same again" in text
+
+
+def test_a_second_interruption_kills(command, tmp_path):
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "from pathlib import Path\n"
+        "signal.signal(signal.SIGINT, lambda *_: Path(os.environ['ROOT'], 'heard').touch())\n"
+        "Path(os.environ['ROOT'], 'ready').write_text(str(os.getpid()))\n"
+        "deadline = time.time() + 60\n"
+        "while time.time() < deadline: time.sleep(0.1)\n"
+    )
+    process = launcher([sys.executable, str(script)], "id=a")
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "heard")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not alive(int((tmp_path / "ready").read_text()))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's death signal")
+def test_after_sigkill_nothing_is_left_and_the_same_command_finishes(command, tmp_path):
+    process = launcher(command, "id=a", "id=b do=wait", "id=c")
+    wait_for(tmp_path / "b" / "waiting")
+    job = int(starts(tmp_path / "b")[0].split()[0])
+    process.kill()
+    process.wait()
+    deadline = time.time() + 5
+    while alive(job) and time.time() < deadline:
+        time.sleep(0.02)
+    assert not alive(job)
+    result, _ = run(command, "id=a", "id=b", "id=c")
+    assert [job.status for job in result.jobs] == [
+        Status.skipped,
+        Status.finished,
+        Status.finished,
+    ]
+    assert len(starts(tmp_path / "a")) == 1 and len(starts(tmp_path / "b")) == 2
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # a zombie waits for whoever adopted it
+
+
+def test_a_single_job_has_the_terminal_to_itself(command, tmp_path):
+    for name, jobs_at_once in (("a", 1), ("b", 2)):
+        ours, theirs = pty.openpty()
+        program = (
+            "from zoo.launch import launch\n"
+            f"launch([['id={name}', 'do=terminal']], command={command!r},"
+            f" jobs_at_once={jobs_at_once})"
+        )
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=REPOSITORY, stdout=theirs, timeout=30, check=True
+        )
+        os.close(theirs)
+        os.close(ours)
+    assert (tmp_path / "a" / "terminal").read_text() == "True"
+    assert (tmp_path / "b" / "terminal").read_text() == "False"
+
+
+def test_a_summary_of_the_job_that_is_no_json_does_not_end_the_launch(command, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text("{")
+    result, _ = run(command, "id=a", "id=b")
+    assert result.exit_status == 0
+
+
+def test_the_jobs_output_passes_through(command, capfd):
+    run(command, "id=a do=fail")
+    assert "about to fail" in capfd.readouterr().out

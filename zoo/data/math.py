@@ -1,0 +1,156 @@
+"""MATH: competition problems (Hendrycks et al. 2021, arXiv:2103.03874), judged on MATH-500."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from zoo.config import ConfigError
+from zoo.data.golds import gold_fault
+from zoo.data.gsm8k import check_counts, read_gsm8k, rows_of
+from zoo.data.plain_texts import PLAIN_TEXTS
+from zoo.data.rows import Malformed, Row
+from zoo.rewards.extract import last_box
+from zoo.rewards.verifiable import Verifier
+from zoo.types import EvaluationSet, Example, Prompt, Reward
+
+INSTRUCTION = r"Reason step by step, and put the final answer within \boxed{}."
+_BARE_BOX = re.compile(r"\\boxed\s+(-?\w+)")  # TeX takes one token where there are no braces
+_SUBSETS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+
+
+@dataclass(frozen=True)
+class MATH:
+    r"""7,500 training problems with solutions, and MATH-500 held out.
+
+    The folder holds `train.jsonl` and `math500.jsonl` (or `test.jsonl`) with the columns `problem`,
+    `solution`, perhaps `level` and `answer`; without `answer` the gold is the last \boxed{} of the
+    solution. Training problems that are also held-out ones are left out.
+
+    Raises:
+        ValueError: a setting out of range.
+        ConfigError: (when read) no files, no hub, malformed rows, or unreadable golds.
+    """
+
+    path: str | None = None  # folder with train.jsonl and math500.jsonl; null: from the hub
+    name: str = "EleutherAI/hendrycks_math"  # training problems on the hub
+    test_name: str = "HuggingFaceH4/MATH-500"  # held-out problems on the hub
+    gsm8k: str | None = None  # folder of GSM8K: its test split is the independent evaluation
+    levels: tuple[int, ...] = (1, 2, 3, 4, 5)  # difficulty of the training problems
+    instruction: str = INSTRUCTION  # added to every problem, after a blank line
+    n_problems: int | None = None  # training problems, the first ones; null: all
+    n_heldout: int | None = None  # of MATH-500, the first ones; null: all
+    n_independent: int | None = None  # GSM8K problems, the first ones; null: all
+    max_new_tokens: int = 1024  # a limit of new tokens that fits the solutions
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("n_problems", "n_heldout", "n_independent"))
+        if not self.levels or not set(self.levels) <= {1, 2, 3, 4, 5}:
+            raise ValueError(
+                f"data.levels must be some of 1 … 5, got {list(self.levels)}: these are the "
+                "levels that MATH has. Try data.levels=[3,4,5]."
+            )
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({"prompts", "examples"})
+
+    def prompts(self) -> list[Prompt]:
+        judged = {prompt.messages[-1]["content"] for prompt in self._split("test")}
+        every = set(self.levels) == {1, 2, 3, 4, 5}
+        kept = [
+            prompt
+            for prompt in self._split("train")
+            # Two published rows have the level "?": they count only where all levels do.
+            if (every or prompt.columns.get("level") in self.levels)
+            and prompt.messages[-1]["content"] not in judged
+        ]
+        return kept[: self.n_problems]
+
+    def examples(self) -> list[Example]:
+        r"""Every training problem with its published solution, which has its answer in \boxed{}."""
+        return [Example(prompt, prompt.columns["solution"]) for prompt in self.prompts()]
+
+    def verifier(self) -> Reward:
+        return Verifier()
+
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        heldout = self._split("test")[: self.n_heldout]
+        sets = [EvaluationSet("heldout", "accuracy", heldout, self.verifier())]
+        if self.gsm8k is not None:
+            problems = read_gsm8k(self.gsm8k, "", "test", self.instruction)[: self.n_independent]
+            sets.append(EvaluationSet("independent", "accuracy", problems, self.verifier()))
+        return [*sets, EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
+
+    def _split(self, split: str) -> tuple[Prompt, ...]:
+        return _read(self.path, self.name, self.test_name, split, self.instruction)
+
+
+@lru_cache(maxsize=8)
+def _read(
+    path: str | None, name: str, test_name: str, split: str, instruction: str
+) -> tuple[Prompt, ...]:
+    source = f"math/{split}"
+    rows = _rows(path, name, test_name, split)
+    malformed = Malformed(source)
+    prompts = []
+    for line, row in rows:
+        prompt = _prompt(f"{source}:{line}", row, instruction)
+        fault = _fault(prompt)
+        if fault is None:
+            prompts.append(prompt)
+        else:
+            malformed.add(line, fault)
+    # A handful of the published solutions have an empty box or an unreadable one. Problems to be
+    # judged on are another matter: none may be missing.
+    malformed.settle(len(rows), 0.001 if split == "train" else 0.0)
+    return tuple(prompts)
+
+
+def _fault(prompt: Prompt) -> str | None:
+    answer = prompt.columns["answer"]
+    return gold_fault(answer) if answer else "no answer, and no complete box in its solution"
+
+
+def _rows(path: str | None, name: str, test_name: str, split: str) -> list[Row]:
+    if split == "test":
+        return rows_of(path, test_name, None, "test", "math500.jsonl", "test.jsonl")
+    if path is not None:
+        return rows_of(path, name, None, "train", "train.jsonl")
+    parts = [row for subset in _SUBSETS for _, row in rows_of(None, name, subset, "train")]
+    return list(enumerate(parts, 1))
+
+
+def _prompt(identity: str, row: dict[str, Any], instruction: str) -> Prompt:
+    problem, solution = row.get("problem"), row.get("solution")
+    if not isinstance(problem, str) or not isinstance(solution, str):
+        raise ConfigError(
+            f"{identity} needs the texts problem and solution, and has {', '.join(sorted(row))}. "
+            "Give MATH as published, or use data=jsonl."
+        )
+    answer = row["answer"] if "answer" in row else _boxed(solution)
+    level = str(row.get("level", "")).removeprefix("Level").strip()
+    columns: dict[str, Any] = {"answer": str(answer).strip(), "style": "math", "solution": solution}
+    if level.isdigit():
+        columns["level"] = int(level)
+    text = f"{problem}\n\n{instruction}" if instruction else problem
+    return Prompt(identity, ({"role": "user", "content": text},), columns=columns)
+
+
+def _boxed(solution: str) -> str:
+    r"""What stands in the last box, `\boxed 2` included; "" where nothing does."""
+    box = last_box(solution)
+    if box is None:
+        bare = _BARE_BOX.findall(solution)
+        box = bare[-1] if bare else ""
+    return box

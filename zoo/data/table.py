@@ -1,0 +1,102 @@
+"""What data sets made of rows have in common, wherever the rows come from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from zoo.config import ConfigError
+from zoo.data.golds import check_golds
+from zoo.data.plain_texts import PLAIN_TEXTS
+from zoo.data.rows import REQUIRED, Kind, Malformed, Reader, content_of, without_duplicates
+from zoo.rewards.verifiable import Verifier
+from zoo.types import EvaluationSet, Prompt
+
+
+def offers(kind: Kind) -> frozenset[str]:
+    if kind is Kind.rankings:
+        return frozenset({"rankings", "pairs"})
+    return frozenset({kind.value})
+
+
+def check_reader_settings(heldout: float, max_malformed: float, max_new_tokens: int) -> None:
+    for name, value in (("heldout", heldout), ("max_malformed", max_malformed)):
+        if not 0.0 <= value < 1.0:
+            raise ValueError(
+                f"data.{name} must be a share of the rows, at least 0 and below 1, got {value}. "
+                f"Try data.{name}={0.1 if name == 'heldout' else 0.01}."
+            )
+    if max_new_tokens < 1:
+        raise ValueError(
+            f"data.max_new_tokens must be at least 1, got {max_new_tokens}: the model could write "
+            "nothing. Try data.max_new_tokens=256."
+        )
+
+
+def wrong_kind(have: Kind, want: Kind, data: str) -> None:
+    if have is not want:
+        raise ConfigError(
+            f"data={data} was asked for {want}, but data.kind={have}. Set data.kind={want}, whose "
+            f"rows have the columns {', '.join(REQUIRED[want])}."
+        )
+
+
+def has_golds(prompts: tuple[Prompt, ...]) -> bool:
+    return bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
+
+
+def evaluation_sets(heldout: tuple[Prompt, ...], source: str) -> list[EvaluationSet]:
+    sets = [EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
+    if has_golds(heldout):
+        sets.insert(0, EvaluationSet("heldout", "accuracy", heldout, Verifier()))
+    return sets
+
+
+def split_by_content(
+    prompts: tuple[Prompt, ...], share: float
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Train and held out; a prompt's side depends on nothing but what it says.
+
+    Raises:
+        ConfigError: one side would be empty.
+    """
+    sides: tuple[list[Prompt], list[Prompt]] = ([], [])
+    for prompt in prompts:
+        digest = hashlib.blake2b(content_of(prompt).encode(), digest_size=8).digest()
+        sides[int.from_bytes(digest, "big") / 2**64 < share].append(prompt)
+    if not sides[0] or (share > 0 and not sides[1]):
+        raise ConfigError(
+            f"data.heldout={share} of {len(prompts)} prompts leaves {len(sides[0])} to train on "
+            f"and {len(sides[1])} to hold out. Give more rows, or data.heldout_path."
+        )
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def finish(
+    found: list[Any], total: int, malformed: Malformed, reader: Reader, max_malformed: float
+) -> tuple[Any, ...]:
+    """The last checks of all rows: malformed ones, duplicates, golds."""
+    malformed.settle(total, max_malformed)
+    if reader.kind is Kind.prompts:
+        found = without_duplicates(found, content_of, reader.source)
+        with_golds = [prompt for prompt in found if "answer" in prompt.columns]
+        if 0 < len(with_golds) < len(found):
+            bare = next(prompt.id for prompt in found if "answer" not in prompt.columns)
+            raise ConfigError(
+                f"{reader.source}: {len(found) - len(with_golds)} of {len(found)} prompts have no "
+                f"answer (the first is {bare}). Give all of them one, or none."
+            )
+        check_golds(found, reader.source)
+    else:
+        found = without_duplicates(found, repr_of, reader.source)
+    return tuple(found)
+
+
+def repr_of(item: Any) -> str:
+    values = {name: value for name, value in vars(item).items() if name != "prompt"}
+    return f"{content_of(item.prompt)}\x1f{values!r}"
+
+
+def reader_key(reader: Reader) -> tuple[Any, ...]:
+    columns = tuple(sorted(reader.columns.items()))
+    return (reader.kind, columns, reader.source, reader.style, reader.instruction, reader.chat)

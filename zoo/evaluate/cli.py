@@ -1,0 +1,130 @@
+"""`zoo evaluate model=PATH data=…`: score any saved policy, without training anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.config import ConfigError, RunConfig
+from zoo.measure.progress import display
+
+HELP = """zoo evaluate model=NAME_OR_FOLDER [data=…] [evaluate.problems=N] [out=FILE] [key=value …]
+
+Scores a model on the evaluation sets of a data set: accuracy at T = 1, greedy, pass@k, perplexity.
+model is an option of conf/model, a folder that transformers can load (a run's policy/), or a run's
+folder. out=FILE keeps the full record, one JSON line for each set. Examples:
+
+  zoo evaluate model=tiny
+  zoo evaluate model=outputs/default/grpo-1a2b3c4d/seed_0/policy data=arithmetic
+  zoo evaluate model=smollm2_135m data=digits evaluate.problems=50"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; prints a table and returns 0."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    overrides, out = [], None
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key == "out":
+            out = Path(value)
+        elif key == "model":
+            overrides += model_overrides(value)
+        else:
+            overrides.append(word)
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    config = structured(compose(overrides))
+    records = evaluate(config)
+    print_scores(records)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        print(out)
+    return 0
+
+
+def model_overrides(value: str) -> list[str]:
+    """A folder or hub name after `model=` as overrides; an option's name as it is.
+
+    Raises:
+        ConfigError: neither an option nor a folder.
+    """
+    from zoo.compose import hydra_session, options
+
+    with hydra_session():
+        names = [option.name for option in options("model")]
+    if value in names:
+        return [f"model={value}"]
+    folder = Path(value).expanduser()
+    if (folder / "policy" / "config.json").exists():
+        folder = folder / "policy"
+    if folder.exists() or "/" in value:
+        path = str(folder) if folder.exists() else value
+        return ["model=hub", f"model.path='{path}'"]
+    from zoo.instantiate import did_you_mean
+
+    raise ConfigError(
+        f"model={value} is neither an option of conf/model ({', '.join(names)}) nor a folder."
+        f"{did_you_mean(value, names, 'model=')}"
+    )
+
+
+def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
+    """One record for each evaluation set of `config.data`, of the model as it is.
+
+    Args:
+        config: of a run; only model, data, rollout, evaluate and seed matter.
+        show: progress on the terminal.
+    """
+    from zoo.build import check, load_start, make_accelerator, make_evaluator
+    from zoo.instantiate import complete
+
+    config = complete(config)
+    check(config)
+    shown = display(1, f"evaluating {config.model.path or config.model.recipe}", enabled=show)
+    try:
+        start = load_start(config, make_accelerator(config).device, 1.0, shown.task)
+        results = make_evaluator(config, start).evaluate(start.policy)
+    finally:
+        shown.close()
+    return [{**result.record, "texts": result.samples} for result in results]
+
+
+def print_scores(records: Sequence[dict[str, Any]]) -> None:
+    """A table of the sets, with 95 % Wilson intervals of the accuracies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from zoo.functional.statistics import wilson
+
+    table = Table(title=None)
+    for column in ("set", "T = 1", "greedy", "pass@k", "perplexity", "length", "cut", "n"):
+        table.add_column(column, justify="left" if column == "set" else "right")
+    for record in records:
+        if record["kind"] == "perplexity":
+            figures = ["", "", "", f"{record['perplexity']:.3f}", "", "", str(record["n_texts"])]
+        else:
+            n = record["n_problems"]
+            greedy = record["greedy"]
+            text = ""
+            if greedy is not None:
+                low, high = wilson(round(greedy * n), n)
+                text = f"{greedy:.1%} [{low:.1%}, {high:.1%}]"
+            passes = ", ".join(f"{k}: {v:.1%}" for k, v in record["pass@k"].items())
+            accuracy = record["accuracy"]
+            figures = [
+                "" if accuracy is None else f"{accuracy:.1%}",
+                text,
+                passes,
+                "",
+                "" if record["length"] is None else f"{record['length']:.1f}",
+                "" if record["truncated"] is None else f"{record['truncated']:.1%}",
+                str(n),
+            ]
+        table.add_row(record["set"], *figures)
+    Console().print(table)

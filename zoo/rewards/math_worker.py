@@ -1,0 +1,106 @@
+"""The process behind `zoo.rewards.pool`: answers (gold, answer) pairs with math-verify until its input closes.
+
+Run as a script, by path, with `python -P`: it imports nothing of zoo, so it starts the same whatever the caller's main
+module is and whether or not it guards `__main__`. Messages are a 4-byte big-endian length and that much JSON.
+"""
+
+import json
+import os
+import struct
+import sys
+import threading
+from typing import Any, BinaryIO
+
+HEADER = struct.Struct(">I")
+MAX_MESSAGE = 1 << 16
+
+
+def limit_memory(max_bytes: int) -> None:
+    """Cap this process's address space: a formula that explodes fails here, not in the trainer."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def read_message(stream: BinaryIO) -> Any | None:
+    """The next message; None at the end of the stream."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(header)
+    if size > MAX_MESSAGE:
+        return None
+    return json.loads(stream.read(size))
+
+
+def write_message(stream: BinaryIO, message: Any) -> None:
+    """Send one message."""
+    data = json.dumps(message).encode()
+    stream.write(HEADER.pack(len(data)) + data)
+    stream.flush()
+
+
+def compare(gold: str, answer: str) -> bool:
+    """math-verify's opinion, its own timeouts off (they use signals), strict and without rounding."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = (LatexExtractionConfig(boxed_match_priority=0),)
+    options = dict(
+        extraction_config=config, extraction_mode="first_match", fallback_mode="no_fallback", parsing_timeout=None
+    )
+    golds = parse(f"$\\boxed{{{gold}}}$", **options)  # pyright: ignore[reportArgumentType]
+    answers = parse(f"$\\boxed{{{answer}}}$", **options)  # pyright: ignore[reportArgumentType]
+    if len(golds) != 1 or len(answers) != 1 or isinstance(golds[0], str) or isinstance(answers[0], str):
+        return False
+    # math-verify rounds to `float_rounding` decimals and forgives an equation its left side unless strict.
+    settings = dict(float_rounding=15, numeric_precision=30, strict=True, timeout_seconds=None)
+    return bool(
+        verify(golds, answers, **settings)  # pyright: ignore[reportArgumentType]
+        and verify(answers, golds, **settings)  # pyright: ignore[reportArgumentType]
+    )
+
+
+def main() -> None:
+    """Serve until standard input closes; the caller's death closes it, even in the middle of a computation."""
+    # Keep the pipes to ourselves: a library that prints must not corrupt the messages.
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    limit_memory(int(sys.argv[1]))
+    sys.setrecursionlimit(2000)
+    try:
+        ready = compare("1", "1")
+    except ImportError:
+        ready = None
+    write_message(replies, {"ready": ready})
+    inbox: list[Any] = []
+    arrived = threading.Condition()
+
+    def receive() -> None:
+        while True:
+            message = read_message(requests)
+            if message is None:
+                os._exit(0)
+            with arrived:
+                inbox.append(message)
+                arrived.notify()
+
+    threading.Thread(target=receive, daemon=True).start()
+    while True:
+        with arrived:
+            while not inbox:
+                arrived.wait()
+            gold, answer = inbox.pop(0)
+        try:
+            reply = {"same": compare(gold, answer)}
+        except Exception as error:
+            reply = {"same": False, "error": type(error).__name__}
+        write_message(replies, reply)
+
+
+if __name__ == "__main__":
+    main()
