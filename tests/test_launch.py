@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from zoo.config import ConfigError
-from zoo.launch import LaunchResult, Status, clock, expand, launch, sweep
+from zoo.launch import LaunchResult, Status, clock, expand, launch, sweep, swept
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -34,6 +34,10 @@ if do == "refuse":
     sys.exit(2)
 folder.mkdir(exist_ok=True)
 Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder))
+if do == "refuse_late":
+    (folder / "config.yaml").write_text("seed: 0")
+    print("no pairs")
+    sys.exit(2)
 if (folder / "summary.json").exists():
     sys.exit(0)
 with (folder / "starts").open("a") as file:
@@ -191,6 +195,11 @@ def test_a_refused_job_writes_nothing_and_its_message_is_shown_once(command, tmp
     assert text.count("algorithm=grop does not exist") == 1
 
 
+def test_a_run_refused_after_it_began_keeps_the_reason_in_its_folder(command, tmp_path):
+    run(command, "id=a do=refuse_late")
+    assert "no pairs" in (tmp_path / "a" / "error.txt").read_text()
+
+
 def test_a_command_that_does_not_exist_is_a_failed_job():
     result, text = run(["/nowhere/zoo"], "id=a", "id=b")
     assert [job.status for job in result.jobs] == [Status.failed] * 2
@@ -237,6 +246,11 @@ def test_on_end_is_called_as_each_job_ends(command):
         labels=["first", "second"],
     )
     assert seen == [("first", Status.finished), ("second", Status.failed)]
+
+
+def test_jobs_of_a_sweep_are_called_by_what_varies():
+    assert swept(expand(["model=tiny", "seed=0,1", "+x=1"])) == ["seed=0", "seed=1"]
+    assert swept(expand(["model=tiny", "seed=0"])) == ["model=tiny seed=0"]
 
 
 def test_clock():

@@ -162,9 +162,11 @@ class Batch:
         return replace(self, **cut, extra=extra)
 
     def micro_batches_needed(self, token_budget: int, rows_coupled: bool) -> int:
-        """How many micro-batches keep rows × length within `token_budget`."""
+        """How many micro-batches keep rows × length within `token_budget`, as far as units allow."""
         units = self.n_groups if rows_coupled else self.n_rows
-        return max(1, min(units, math.ceil(self.input_ids.numel() / max(token_budget, 1))))
+        unit_tokens = self.input_ids.numel() // max(units, 1)
+        units_each = max(1, token_budget // max(unit_tokens, 1))  # whole groups or rows only
+        return max(1, math.ceil(units / units_each))
 
     def split(self, parts: int, rows_coupled: bool) -> list[Batch]:
         """`parts` contiguous micro-batches, trimmed; coupled groups are never cut."""
@@ -177,8 +179,12 @@ class Batch:
         return [self.select_rows(piece, 1).trim() for piece in pieces]
 
     def minibatches(self, parts: int, generator: torch.Generator) -> list[Batch]:
-        """`parts` minibatches of whole groups in random order (one part: the batch itself)."""
-        if parts == 1:
+        """`parts` minibatches of whole groups in random order (one part: the batch itself).
+
+        Fewer where `keep` left fewer groups: an empty minibatch has nothing to step on.
+        """
+        parts = min(parts, self.n_groups)
+        if parts <= 1:
             return [self]
         order = torch.randperm(self.n_groups, generator=generator).to(self.device)
         return [self.select_groups(piece).trim() for piece in order.tensor_split(parts)]

@@ -141,10 +141,9 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"zoo {__version__}")
         return 0
-    overrides = options.overrides
-    _add_folders(options.config_dir)
+    overrides = _add_folders(options)
     if options.help or not arguments:
-        print_help(overrides)
+        print_help()
         return 0
     if options.cfg == "job" and options.package not in (None, "_global_"):
         _check_package(options.package, overrides)
@@ -154,7 +153,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _sweep(options, overrides)
     if options.jobs is not None:
         raise ConfigError(
-            "--jobs is the number of runs at once of a sweep. Add -m, or leave it out."
+            f"--jobs={options.jobs} is how many runs of a sweep go at once. Add -m, or leave it "
+            f"out."
         )
     from zoo.compose import compose
 
@@ -237,14 +237,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _add_folders(folders: Sequence[str]) -> None:
-    """`--config-dir`, for this process and for those that it starts."""
-    from zoo.compose import FOLDERS
+def _add_folders(options: argparse.Namespace) -> list[str]:
+    """Folders of options, for this process and those that it starts; the other overrides.
 
-    named = [str(Path(folder).absolute()) for folder in folders]
+    `hydra.searchpath` is read here too: hydra knows it only while it composes, but the help page,
+    suggestions and the recipe behind a model need it as well.
+    """
+    from zoo.compose import FOLDERS, take_folders
+
+    overrides, folders = take_folders(options.overrides)
+    named = [str(Path(folder).absolute()) for folder in [*options.config_dir, *folders]]
     if named:
         before = [os.environ[FOLDERS]] if os.environ.get(FOLDERS) else []
         os.environ[FOLDERS] = os.pathsep.join([*named, *before])
+    return overrides
 
 
 def _check_package(package: str, overrides: list[str]) -> None:
@@ -373,14 +379,14 @@ _EXAMPLES = (
 )
 
 
-def print_help(overrides: Sequence[str] = ()) -> None:
+def print_help() -> None:
     """The help page; options are read from the search path, a stranger's included."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    from zoo.compose import GROUPS, compose_here, hydra_session, options, translated
+    from zoo.compose import GROUPS, hydra_session, options, translated
 
     console = Console(highlight=False)
     console.width = min(console.width, 100)
@@ -407,8 +413,7 @@ def print_help(overrides: Sequence[str] = ()) -> None:
     heading("Examples")
     rows(_EXAMPLES)
     heading("Groups and their options (group=option; * is the default)")
-    with hydra_session(), translated(list(overrides)):
-        compose_here([one for one in overrides if one.startswith("hydra.searchpath=")])
+    with hydra_session(), translated([]):
         defaults = _default_choices()
         pairs = []
         for group in GROUPS:
@@ -469,15 +474,13 @@ def algorithms_main(argv: Sequence[str]) -> int:
 
     from zoo.compose import compose_here, hydra_session, options, translated
 
-    parsed = _parse(list(argv))
-    _add_folders(parsed.config_dir)
+    overrides = _add_folders(_parse(list(argv)))
     table = Table(show_edge=False)
     for column in ("algorithm=", "what it is", "settings"):
         table.add_column(column, overflow="fold")
-    with hydra_session(), translated(parsed.overrides):
-        compose_here(parsed.overrides)  # puts the folders of hydra.searchpath on the path
+    with hydra_session(), translated(overrides):
         for option in options("algorithm"):
-            cfg = compose_here([*parsed.overrides, f"algorithm={option.name}"])
+            cfg = compose_here([*overrides, f"algorithm={option.name}"])
             names = ", ".join(str(key) for key in cfg.algorithm if key != "_target_")
             table.add_row(Text(option.name), Text(option.description), Text(names))
     Console(highlight=False).print(table)

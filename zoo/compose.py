@@ -204,6 +204,29 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     return [new for override in overrides for new in empty.get(override, [override])]
 
 
+def take_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the other overrides, the folders given as `hydra.searchpath=[…]`); pkg:// is left to hydra.
+
+    Raises:
+        ConfigError: a folder does not exist, or the list cannot be read.
+    """
+    rest: list[str] = []
+    folders: list[str] = []
+    for text in overrides:
+        if text.lstrip("+").partition("=")[0] != "hydra.searchpath":
+            rest.append(text)
+            continue
+        with translated(overrides):
+            named = [str(one) for one in _as_list(OverridesParser.create().parse_override(text))]
+        if any("://" in one and not one.startswith("file://") for one in named):
+            rest.append(text)
+            continue
+        for folder in named:
+            _check_folder(folder)
+        folders += [folder.removeprefix("file://") for folder in named]
+    return rest, folders
+
+
 def _recipes(searchpath: Sequence[str]) -> set[str]:
     folders = [config_dir(), *(folder for _, folder in more_folders())]
     folders += [Path(one.removeprefix("file://")) for one in searchpath if "pkg://" not in one]
@@ -339,6 +362,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 def _explain_other(error: Exception, overrides: Sequence[str]) -> str:
     text = _first_line(error)
+    if nameless := [one for one in overrides if one.lstrip("+~").startswith("=")]:
+        return f"{nameless[0]} has no key in front of the =. Write key=value, as in seed=3."
     if text.startswith("Config group override"):
         for given in overrides:
             group = given.split("=")[0].lstrip("+~")

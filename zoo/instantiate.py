@@ -125,13 +125,12 @@ def structured(cfg: DictConfig | Mapping[str, Any]) -> RunConfig:
         for name, value in values.items()
         if name not in CLASS_GROUPS
     }
-    _check_values(RunConfig(**run))  # first, because building a class may import torch
+    given = {name: values.get(name) for name in CLASS_GROUPS}
+    check(RunConfig(**run, **given))  # first, because building a class may import torch
     for name in CLASS_GROUPS:
         if values.get(name) is not None:
             run[name] = build(values[name], name)
-    config = RunConfig(**run)
-    check(config)
-    return config
+    return RunConfig(**run)
 
 
 def complete(config: RunConfig) -> RunConfig:
@@ -165,10 +164,6 @@ def check(config: RunConfig) -> None:
                 f"{name} is not set (null): a run needs one. Choose {name}=NAME; "
                 f"`zoo --help` lists the options."
             )
-    _check_values(config)
-
-
-def _check_values(config: RunConfig) -> None:
     _check_model(config)
     _check_train(config.train)
     _check_evaluate_and_measure(config)

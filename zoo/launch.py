@@ -179,7 +179,10 @@ def sweep(arguments: Sequence[str], check: Callable[[list[str]], None] | None = 
     """`zoo -m [--jobs N] overrides…`: expand, launch, print the comparison; the exit status."""
     overrides, jobs_at_once = _take_jobs_option(list(arguments))
     console = Console()
-    result = launch(expand(overrides), jobs_at_once=jobs_at_once, check=check, console=console)
+    jobs = expand(overrides)
+    result = launch(
+        jobs, labels=swept(jobs), jobs_at_once=jobs_at_once, check=check, console=console
+    )
     # Imported late: a sweep that is refused should not wait for scipy.
     from zoo.report.runs import arms_of, read_runs
     from zoo.report.tables import print_comparison
@@ -188,6 +191,12 @@ def sweep(arguments: Sequence[str], check: Callable[[list[str]], None] | None = 
     if any(run.evaluations for run in runs):
         print_comparison(arms_of(runs), console)
     return result.exit_status
+
+
+def swept(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What tells each job from the others: the overrides that not all of them share."""
+    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+    return [" ".join(text for text in job if text not in shared) for job in jobs]
 
 
 def _take_jobs_option(arguments: list[str]) -> tuple[list[str], int]:
@@ -314,6 +323,8 @@ class _Launch:
             )
             job.reader.start()
         self.running.append(job)
+        if self.signals and process.poll() is None:  # it arrived while the job was being started
+            process.send_signal(signal.SIGINT)
 
     def _announce(self, index: int) -> None:
         done = [job.seconds for job in self.results.values() if job.status is Status.finished]
@@ -423,9 +434,16 @@ def _failure(folder: Path | None, code: int, tail: list[str], started: float) ->
         ended += ", but without a summary"
     text = "\n".join([*tail, f"({ended})"])
     # A refused job may have named the folder of another run: nothing is written there.
-    if path is not None and code != REFUSED and path.parent.is_dir():
+    ours = path is not None and (code != REFUSED or _began(path.parent, started))
+    if path is not None and ours and path.parent.is_dir():
         path.write_text(text + "\n", encoding="utf-8")
     return text
+
+
+def _began(folder: Path, started: float) -> bool:
+    """Whether a job that was started then has begun its run in this folder."""
+    written = [folder / name for name in ("config.yaml", "meta.json")]
+    return any(path.exists() and path.stat().st_mtime >= started - 1 for path in written)
 
 
 def _signal_name(number: int) -> str:

@@ -250,13 +250,26 @@ def test_without_golds_there_is_no_verifier_and_no_heldout_set(tmp_path):
     assert [s.name for s in data.evaluation_sets()] == ["guard"]
 
 
+def test_scores_inside_the_outputs(tmp_path):
+    outputs = [{"text": "a", "preference": 1.0}, {"text": "", "preference": 2.0}]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "Q", "completions": outputs}])
+    data = JSONL(path=path, kind=Kind.rankings, columns={"scores": "preference"})
+    assert [(p.chosen, p.rejected) for p in data.pairs()] == [("", "a")]
+    wrong = JSONL(path=path, kind=Kind.rankings, columns={"scores": "prefrence"})
+    with pytest.raises(ConfigError, match="no 'prefrence'"):
+        wrong.rankings()
+
+
 def test_real_preference_files(shared):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ranked = JSONL(
             path=str(shared / "data/preferences/alpaca_eval_ranked_k8.jsonl"),
             kind=Kind.rankings,
-            columns={"prompt": "instruction", "completions": "responses"},
+            columns={"prompt": "instruction", "completions": "responses", "scores": "preference"},
         ).rankings()
     assert len(ranked) == 174
-    assert all(len(r.completions) == 8 and len(r.pairs()) == 28 for r in ranked)
+    for ranking in ranked:
+        # 8 outputs have 28 pairs; each tie takes one away.
+        ties = sum(a == b for i, a in enumerate(ranking.scores) for b in ranking.scores[:i])
+        assert len(ranking.completions) == 8 and len(ranking.pairs()) == 28 - ties

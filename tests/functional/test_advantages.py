@@ -275,7 +275,7 @@ def test_dead_groups_of_size_one_and_bad_thresholds():
     assert dead_groups(f64([1.0, 0.5]), 1).dead.tolist() == [True, True]
     with pytest.raises(ValueError, match=r"^worst must be below best, got worst=1 and best=1"):
         dead_groups(f64([1.0]), 1, best=1, worst=1)
-    with pytest.raises(ValueError, match="^group_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^group_size must be at least 1, got 0"):
         dead_groups(f64([1.0]), 0)
 
 
@@ -557,11 +557,11 @@ def test_errors_of_group_functions(function):
 
 
 def test_errors_of_options():
-    with pytest.raises(ValueError, match="^group_size must be at least 2, got 1"):
+    with pytest.raises(ValueError, match=r"^group_size must be at least 2, got 1"):
         leave_one_out(torch.zeros(4), 1)
-    with pytest.raises(ValueError, match="^group_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^group_size must be at least 1, got 0"):
         group_advantages(torch.zeros(4), 0)
-    with pytest.raises(ValueError, match="^std_over must be one of group, batch; got 'none'"):
+    with pytest.raises(ValueError, match=r"^std_over must be one of group, batch; got 'none'"):
         group_advantages(torch.zeros(4), 2, std_over="none")
     for function in (group_advantages, leave_one_out):
         with pytest.raises(
@@ -645,3 +645,26 @@ def test_errors_of_token_rewards():
         kl_token_rewards(torch.zeros(2), mask, mask, 0.1)
     with pytest.raises(ValueError, match=r"^kl_coef must lie in \[0, inf\], got -0.1"):
         kl_token_rewards(torch.zeros(2), torch.zeros(2, 3), mask, -0.1)
+
+
+def test_nothing_here_carries_a_gradient():
+    def leaf(*shape):
+        return torch.rand(*shape, requires_grad=True)
+
+    mask = torch.ones(2, 3).bool()
+    total = torch.tensor([6.0, 3.0, 2.0], requires_grad=True)
+    results = [
+        group_advantages(leaf(4), 2),
+        group_advantages_by_id(leaf(4), [0, 0, 1, 1]),
+        leave_one_out(leaf(4), 2),
+        *gae(leaf(2, 3), torch.zeros(2, 3), mask),
+        *gae(torch.zeros(2, 3), leaf(2, 3), mask),
+        *gae(torch.zeros(2, 3), torch.zeros(2, 3), mask, bootstrap=leaf(2)),
+        moments(leaf(2, 3), mask),
+        whiten(leaf(2, 3), mask),
+        whiten(leaf(2, 3), mask, total=total.detach()),
+        terminal_rewards(leaf(2), mask),
+        kl_token_rewards(leaf(2), torch.zeros(2, 3), mask, 0.1),
+        kl_token_rewards(torch.zeros(2), leaf(2, 3), mask, 0.1),
+    ]
+    assert not any(each.requires_grad for each in results)

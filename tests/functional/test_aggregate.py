@@ -238,10 +238,12 @@ def test_errors():
     ):
         aggregate(good, mask.float(), scale, "token")
     with pytest.raises(
-        ValueError, match="^average must be one of token, sequence, constant; got 'mean'"
+        ValueError, match=r"^average must be one of token, sequence, constant; got 'mean'"
     ):
         aggregate(good, mask, scale, "mean")
-    with pytest.raises(ValueError, match=r"^max_completion_length must be at least 1 .* got 0"):
+    with pytest.raises(
+        ValueError, match=r"^scale.max_completion_length must be at least 1 .* got 0"
+    ):
         aggregate(good, mask, Scale(6, 2, max_completion_length=0), "constant")
     assert aggregate(good + 1, mask, Scale(6, 2, max_completion_length=1), "constant").item() == 3.0
     with pytest.raises(ValueError, match=r"^values must have 1 dimension\(s\), got 2"):

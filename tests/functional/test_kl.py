@@ -211,7 +211,7 @@ def test_errors():
             function(good, good, good)
     with pytest.raises(
         ValueError,
-        match="^estimator must be one of k1, k2, k3, k1_k2, k3_k2, k1_ratio, k3_ratio; got 'k4'",
+        match=r"^estimator must be one of k1, k2, k3, k1_k2, k3_k2, k1_ratio, k3_ratio; got 'k4'",
     ):
         kl_penalty(good, good, None, "k4")
     with pytest.raises(ValueError, match=r"^old_logprobs must have shape \(2, 3\), got \(3,\)"):
@@ -233,10 +233,10 @@ def test_adaptive_coefficient_by_hand():
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ((0.0, 1.0, 1.0, 1, 1), r"coef must lie in \(0, inf\], got 0.0"),
-        ((1.0, 1.0, 0.0, 1, 1), r"target must lie in \(0, inf\], got 0.0"),
-        ((1.0, 1.0, 1.0, -1, 1), r"steps must lie in \[0, inf\], got -1"),
-        ((1.0, 1.0, 1.0, 1, 0), r"horizon must lie in \(0, inf\], got 0"),
+        ((0.0, 1.0, 1.0, 1, 1), r"^coef must lie in \(0, inf\], got 0.0"),
+        ((1.0, 1.0, 0.0, 1, 1), r"^target must lie in \(0, inf\], got 0.0"),
+        ((1.0, 1.0, 1.0, -1, 1), r"^steps must lie in \[0, inf\], got -1"),
+        ((1.0, 1.0, 1.0, 1, 0), r"^horizon must lie in \(0, inf\], got 0"),
     ],
 )
 def test_adaptive_coefficient_refuses(arguments, message):
@@ -289,9 +289,9 @@ def test_entropy_of_forbidden_tokens():
 def test_entropy_errors():
     with pytest.raises(ValueError, match=r"^temperature must lie in \(0, inf\], got 0"):
         entropy(LOGITS, 0.0)
-    with pytest.raises(ValueError, match="^logits must be floating point"):
+    with pytest.raises(ValueError, match=r"^logits must be floating point"):
         entropy(LOGITS.long())
     with pytest.raises(
-        ValueError, match="^logits must have a last dimension of tokens, got a scalar"
+        ValueError, match=r"^logits must have a last dimension of tokens, got a scalar"
     ):
         entropy(torch.tensor(1.0))

@@ -340,7 +340,7 @@ def test_policy_loss_option_errors():
         clipped_surrogate(good, None, good, mask, clip_eps_high=-0.1)
     with pytest.raises(ValueError, match=r"^dual_clip must lie in \(1, inf\], got 1.0"):
         clipped_surrogate(good, None, good, mask, dual_clip=1.0)
-    with pytest.raises(ValueError, match="^ratio_level must be one of token, sequence; got 'row'"):
+    with pytest.raises(ValueError, match=r"^ratio_level must be one of token, sequence; got 'row'"):
         clipped_surrogate(good, None, good, mask, ratio_level="row")
     with pytest.raises(ValueError, match=r"^clip_eps_high must lie in \[0, inf\], got -1"):
         cispo(good, None, good, mask, clip_eps_high=-1)
@@ -487,7 +487,7 @@ def test_importance_weight_errors():
     good, mask = torch.zeros(2, 3), torch.ones(2, 3).bool()
     with pytest.raises(
         ValueError,
-        match="^kind must be .* truncated, masked, sequence_truncated, sequence_masked; got 'tis'",
+        match=r"^kind must be .* truncated, masked, sequence_truncated, sequence_masked; got 'tis'",
     ):
         importance_weights(good, good, mask, kind="tis")
     with pytest.raises(ValueError, match=r"^cap must lie in \(0, inf\], got 0"):

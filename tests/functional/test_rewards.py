@@ -66,13 +66,13 @@ def test_B78_a_penalty_can_only_lower_the_reward():
 
 def test_missing_end_errors():
     ids, mask = torch.tensor([[5, 6]]), torch.ones(1, 2).bool()
-    with pytest.raises(ValueError, match="stop_ids is empty"):
+    with pytest.raises(ValueError, match=r"^stop_ids is empty"):
         missing_eos_penalty(ids, mask, [], 1.0)
     with pytest.raises(ValueError, match=r"^mask must have shape \(1, 2\), got \(2,\)"):
         missing_eos_penalty(ids, mask[0], [1], 1.0)
     with pytest.raises(ValueError, match=r"^completion_ids must have 2 dimension\(s\), got 1"):
         missing_eos_penalty(ids[0], mask[0], [1], 1.0)
-    with pytest.raises(ValueError, match="^completion_ids must hold integers"):
+    with pytest.raises(ValueError, match=r"^completion_ids must hold integers"):
         missing_eos_penalty(ids.float(), mask, [1], 1.0)
 
 

@@ -99,6 +99,9 @@ def test_bootstrap_is_repeatable_and_leaves_the_global_generator_alone():
     assert one != paired_bootstrap(first, second, resamples=701)
     same = paired_bootstrap(second, second)
     assert (same.estimate, same.low, same.high) == (0.0, 0.0, 0.0)
+    # .1 in float32 is not .1: lists are read in float64
+    assert paired_bootstrap([0.1], torch.tensor([0.1], dtype=torch.float64)).estimate == 0.0
+    assert paired_bootstrap(torch.tensor([0.1], dtype=torch.float64), [0.1]).estimate == 0.0
 
 
 def test_one_resample_is_its_own_interval():

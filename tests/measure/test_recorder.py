@@ -121,7 +121,7 @@ def test_a_damaged_file_is_refused_before_any_other_is_cut(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_other_processes_write_nothing(tmp_path):
+def test_other_processes_write_nothing(tmp_path, capsys):
     with recorder(tmp_path / "run", is_main=False) as record:
         record.step(1, 1, {"a": 1})
         record.rollouts(1, [row(1)])
@@ -131,6 +131,10 @@ def test_other_processes_write_nothing(tmp_path):
         record.memory({})
         record.summary({})
         assert record.offsets() == {} and record.rollouts_wanted(1) == 0
+        record.display.message("text")
+        with record.display.task("evaluating heldout", 2) as advance:
+            advance(1)
+    assert capsys.readouterr().out == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -243,10 +247,9 @@ def test_wandb_has_the_curves_late_evaluations_and_a_bounded_table(tmp_path, cap
 def test_every_curve_of_wandb_has_the_step_as_its_axis(tmp_path):
     with recorder(tmp_path, wandb="offline") as record:
         record.step(1, 1, {"reward/total": 1.0})
-    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     axes = {
         r.metric.glob_name or r.metric.name: r.metric.step_metric
-        for r in wandb_file.records(path)
+        for r in wandb_file.finished(tmp_path)
         if r.WhichOneof("record_type") == "metric"
     }
     assert axes["*"] == "step"
@@ -279,6 +282,17 @@ def run_online(path, **environment):
         check=True,
     )
     return done.stdout, done.stderr
+
+
+def test_two_runs_of_one_process_do_not_share_a_wandb_run(tmp_path):
+    """A run that builds its start first, or two runs side by side."""
+    with recorder(tmp_path / "outer", wandb="offline") as outer:
+        outer.step(1, 1, {"a": 1.0})
+        with recorder(tmp_path / "inner", wandb="offline") as inner:
+            inner.step(1, 1, {"b": 2.0})
+        outer.step(2, 2, {"a": 3.0})
+    assert [h["a"] for h in wandb_file.history(tmp_path / "outer")] == [1.0, 3.0]
+    assert [h["b"] for h in wandb_file.history(tmp_path / "inner")] == [2.0]
 
 
 def test_wandb_online_without_a_server_falls_back_offline_with_one_warning(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 BLOCK = 32768
@@ -35,19 +36,31 @@ def records(path: Path):
             yield record
 
 
-def history(run_dir: Path) -> list[dict]:
-    """What was logged, a dictionary for each call, from the only offline file of `run_dir`."""
+def finished(run_dir: Path) -> list:
+    """The records of the only offline file of `run_dir`, once its run has ended.
+
+    `finish` only tells wandb's process to close the file, so it is awaited here.
+    """
     (path,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    rows = []
-    for record in records(path):
-        if record.WhichOneof("record_type") == "history":
-            rows.append(
-                {
-                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                    for item in record.history.item
-                }
-            )
-    return rows
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = list(records(path))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was never finished: {len(found)} records")
+
+
+def history(run_dir: Path) -> list[dict]:
+    """What was logged, a dictionary for each call."""
+    return [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
+        for record in finished(run_dir)
+        if record.WhichOneof("record_type") == "history"
+    ]
 
 
 def tables(run_dir: Path) -> list[dict]:

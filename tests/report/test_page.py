@@ -158,7 +158,7 @@ def test_runs_lists_each_run_with_its_state(runs: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert runs_main([str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4  # a heading and three runs
+    assert len(lines) == 5  # a heading, three runs, and where their folders are
     finished = next(row for row in lines if "grpo" in row)
     assert "finished" in finished and "100.0 %" in finished
     assert "unfinished at step 1 of 4" in next(row for row in lines if "ppo" in row)

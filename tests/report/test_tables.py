@@ -96,6 +96,13 @@ def test_greedy_of_several_seeds_is_not_taken_for_independent_trials():
     assert found.problems == pytest.approx((0.0, 0.75))  # as above, by Binomial(4, 1/4)
 
 
+def test_all_wrong_is_not_certain():
+    # Wilson, 0 of 4: z²/(n + z²) = 3.841459/7.841459 = .489891
+    found = estimate(evaluations(([[0, 0]] * 4, [0] * 4)), "accuracy")
+    assert found.value == 0
+    assert found.problems == pytest.approx((0.0, 0.489891), abs=1e-6)
+
+
 def test_pass_at_k_is_unbiased():
     # c = 1 and 2 of 4: pass@2 = 1 − 3/6 = 1/2 and 1 − 1/6 = 5/6, mean 2/3
     found = estimate(evaluations(([[1, 0, 0, 0], [1, 1, 0, 0]], [0, 0])), "pass@2")

@@ -153,7 +153,9 @@ def test_b80_the_whole_completion_is_searched():
     assert verify("\\boxed{42} " + talk * 100, "42").score == RIGHT
 
 
-@pytest.mark.parametrize("answer", ["42.", "42.0", "$42", "**42**", "\\boxed{42}", "42%", "42 ", " 42"])
+@pytest.mark.parametrize(
+    "answer", ["42.", "42.0", "$42", "**42**", "\\boxed{42}", "42%", "42 ", " 42"]
+)
 def test_b81_decorated_numbers_equal_the_gold(answer):
     assert verify(f"#### {answer}", "42", "gsm8k").score == RIGHT
     assert verify(answer, "42", "gsm8k").score == RIGHT
@@ -209,7 +211,15 @@ def test_numbers_are_exact():
 
 
 def test_thousands_separators():
-    accepted("2345678", "2,345,678", "2{,}345{,}678", "2\\,345\\,678", "2,\\!345,\\!678", "2 345 678", "2'345'678")
+    accepted(
+        "2345678",
+        "2,345,678",
+        "2{,}345{,}678",
+        "2\\,345\\,678",
+        "2,\\!345,\\!678",
+        "2 345 678",
+        "2'345'678",
+    )
     refused("2345678", "2", "678", "23,45,678", "2.345.678", "2345,678")
     refused("25", "2 5", "2,5")
     # Inside brackets a comma separates.
@@ -226,7 +236,15 @@ def test_percentages():
 
 
 def test_surds_pi_and_powers():
-    accepted("3\\sqrt{5}", "\\sqrt{45}", "3 \\cdot \\sqrt5", "\\frac{15}{\\sqrt5}", "3*sqrt(5)", "45^{1/2}", "3√5")
+    accepted(
+        "3\\sqrt{5}",
+        "\\sqrt{45}",
+        "3 \\cdot \\sqrt5",
+        "\\frac{15}{\\sqrt5}",
+        "3*sqrt(5)",
+        "45^{1/2}",
+        "3√5",
+    )
     refused("3\\sqrt{5}", "15", "5\\sqrt3", "\\sqrt{15}", "6.708")
     accepted("\\sqrt{3}+\\sqrt{7}", "\\sqrt{10+2\\sqrt{21}}")
     accepted("\\sqrt{2}", "1.4142135623730950488")
@@ -245,7 +263,15 @@ def test_complex_numbers():
 
 
 def test_polynomials_and_functions():
-    accepted("x^2-4x+4", "(x-2)^2", "4 - 4x + x^2", "(2-x)^{2}", "x(x-4)+4", "x**2-4*x+4", "f(x) = (x-2)^2")
+    accepted(
+        "x^2-4x+4",
+        "(x-2)^2",
+        "4 - 4x + x^2",
+        "(2-x)^{2}",
+        "x(x-4)+4",
+        "x**2-4*x+4",
+        "f(x) = (x-2)^2",
+    )
     refused("x^2-4x+4", "(x+2)^2", "x^2-4x", "y^2-4y+4", "4", "x^2-4x+4=0")
     accepted("\\frac{1}{x-1}", "\\frac{-1}{1-x}", "1/(x-1)")
     refused("\\frac{1}{x-1}", "1/x-1")
@@ -264,7 +290,15 @@ def test_polynomials_and_functions():
 
 
 def test_lists_and_sets_have_no_order():
-    accepted("4, 9", "9, 4", "\\{4, 9\\}", "4 \\text{ and } 9", "x=4 \\text{ or } x=9", "4;9", "x_1 = 9, x_2 = 4")
+    accepted(
+        "4, 9",
+        "9, 4",
+        "\\{4, 9\\}",
+        "4 \\text{ and } 9",
+        "x=4 \\text{ or } x=9",
+        "4;9",
+        "x_1 = 9, x_2 = 4",
+    )
     refused("4, 9", "4", "(4,9)", "[4,9]", "4, 9, 10", "4, 8", "49", "13")
     accepted("\\{1,3,5\\}", "{5,3,1}", "1, 3, 5", "x \\in \\{1,3,5\\}")
     accepted("\\pm 6", "6, -6", "\\{-6, 6\\}", "x = \\pm 6", "\\mp 6")
@@ -288,11 +322,18 @@ def test_tuples_have_an_order():
 
 
 def test_interval_ends_matter():
-    accepted("(1,5]", "(1, 5]", "\\left(1,5\\right]", "1 < x \\le 5", "x \\in (1,5]", "5 \\ge x > 1")
+    accepted(
+        "(1,5]", "(1, 5]", "\\left(1,5\\right]", "1 < x \\le 5", "x \\in (1,5]", "5 \\ge x > 1"
+    )
     refused("(1,5]", "(1,5)", "[1,5]", "[1,5)", "(1,6]", "5")
     accepted("x \\le 3", "(-\\infty, 3]", "3 \\ge x", "2x \\leq 6", "x<=3", "-x \\ge -3")
     refused("x \\le 3", "x < 3", "(-\\infty,3)", "3", "x = 3", "y \\le 3", "x \\ge 3")
-    accepted("(-\\infty,0)\\cup(0,\\infty)", "x \\ne 0", "\\mathbb{R}\\setminus\\{0\\}", "x<0 \\text{ or } x>0")
+    accepted(
+        "(-\\infty,0)\\cup(0,\\infty)",
+        "x \\ne 0",
+        "\\mathbb{R}\\setminus\\{0\\}",
+        "x<0 \\text{ or } x>0",
+    )
     refused("(-\\infty,0)\\cup(0,\\infty)", "(-\\infty,\\infty)", "\\mathbb{R}", "x > 0")
     accepted("[0,2]", "[0,1]\\cup[1,2]", "x \\ge 0 \\text{ and } x \\le 2")
     accepted("(-\\infty,\\infty)", "\\mathbb{R}", "x \\in \\mathbb R")
@@ -323,7 +364,9 @@ def test_equations_are_equal_up_to_a_factor():
     accepted("x^2+y^2=9", "9 = y^2+x^2", "\\frac{x^2}{9}+\\frac{y^2}{9}=1")
     refused("x^2+y^2=9", "9", "x^2-y^2=9", "x^2+y^2")
     accepted("x = 4", "4", "4 = x")
-    accepted("4", "x = 4", "n=4", "f(3)=4", "\\angle A = 4^\\circ", "AB = 4", "\\text{Area} = 4", "1+3=4")
+    accepted(
+        "4", "x = 4", "n=4", "f(3)=4", "\\angle A = 4^\\circ", "AB = 4", "\\text{Area} = 4", "1+3=4"
+    )
     refused("4", "x^2 = 4", "2x = 4", "x + y = 4", "1+2=4", "1=2=3=4")
 
 
@@ -340,7 +383,9 @@ def test_units_currency_and_degrees_are_ignored():
 
 
 def test_words():
-    accepted("\\text{parabola}", "parabola", "Parabola.", "\\textbf{Parabola}", "\\mathrm{parabola}")
+    accepted(
+        "\\text{parabola}", "parabola", "Parabola.", "\\textbf{Parabola}", "\\mathrm{parabola}"
+    )
     refused("\\text{parabola}", "hyperbola", "p", "not a parabola", "parabola+1")
     accepted("\\text{(D)}", "D", "(D)", "\\textbf{(D)}", "D.", "\\text{D}")
     refused("\\text{(D)}", "C", "D or C", "(D), (C)", "DC", "0")
@@ -367,8 +412,36 @@ def test_structures_that_only_look_alike():
 
 
 def test_no_two_different_golds_are_equal():
-    golds = ["1", "-1", "\\frac12", "2", "\\sqrt2", "\\pi", "e", "i", "x", "x^2", "2x", "x=3", "y=3", "x>3", "(1,2)", "(2,1)"]
-    golds += ["[1,2]", "(1,2]", "\\{1,3\\}", "\\{1,2,3\\}", "1:2", "12_3", "\\text{cat}", "\\text{A}", "\\emptyset", "\\mathbb{R}"]
+    golds = [
+        "1",
+        "-1",
+        "\\frac12",
+        "2",
+        "\\sqrt2",
+        "\\pi",
+        "e",
+        "i",
+        "x",
+        "x^2",
+        "2x",
+        "x=3",
+        "y=3",
+        "x>3",
+        "(1,2)",
+        "(2,1)",
+    ]
+    golds += [
+        "[1,2]",
+        "(1,2]",
+        "\\{1,3\\}",
+        "\\{1,2,3\\}",
+        "1:2",
+        "12_3",
+        "\\text{cat}",
+        "\\text{A}",
+        "\\emptyset",
+        "\\mathbb{R}",
+    ]
     for gold, other in itertools.permutations(golds, 2):
         assert boxed(other, gold) == WRONG, (gold, other)
     for gold in golds:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.algorithms.common import check_clip, old_logprobs, over_tokens, surrogate_metrics
 from zoo.batch import Batch
@@ -25,6 +27,7 @@ from zoo.functional import (
     KLEstimator,
     aggregate,
     clipped_surrogate,
+    dead_groups,
     group_advantages,
     kl_penalty,
     masked_sum,
@@ -62,6 +65,9 @@ class GRPO(Algorithm):
         advantages = group_advantages(
             batch.rewards, batch.group_size, scored=batch.scored, scale_by_std=self.scale_by_std
         )  # [B]
+        if self.kl_coef > 0 and not self.kl_on_dead:
+            dead = dead_groups(batch.rewards, batch.group_size, batch.scored).dead  # [N]
+            batch = batch.with_extra(alive=~dead.repeat_interleave(batch.group_size))
         return batch.replace(
             advantages=over_tokens(advantages, batch),
             old_logprobs=old_logprobs(self, batch, models),
@@ -82,7 +88,8 @@ class GRPO(Algorithm):
             kl = kl_penalty(
                 out.logprobs, batch.ref_logprobs, mask, self.kl_estimator, batch.old_logprobs
             )
-            price = kl if self.kl_on_dead else kl * (batch.advantages != 0)
+            # Not `advantages != 0`: a row whose reward is its group's mean is not dead.
+            price = kl if self.kl_on_dead else torch.where(batch.extra["alive"][:, None], kl, 0.0)
             loss = loss + self.kl_coef * price
             metrics["kl_ref"] = (masked_sum(kl.detach(), mask), mask.sum())
         yield LossTerm("policy", aggregate(loss, mask, batch.scale, self.average), metrics)

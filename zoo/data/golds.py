@@ -9,15 +9,6 @@ from zoo.rewards.math import check_gold
 from zoo.types import Prompt
 
 
-def gold_fault(gold: str, style: str = "math") -> str | None:
-    """Why a gold does not verify against itself; None where it does."""
-    try:
-        check_gold(gold, style)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def check_golds(prompts: Iterable[Prompt], source: str) -> None:
     """Every gold verifies against itself.
 
@@ -29,11 +20,11 @@ def check_golds(prompts: Iterable[Prompt], source: str) -> None:
     golds = [prompt for prompt in prompts if prompt.columns.get("answer") is not None]
     bad = []
     for prompt in golds:
-        fault = gold_fault(str(prompt.columns["answer"]), prompt.columns.get("style") or "math")
+        fault = check_gold(str(prompt.columns["answer"]), prompt.columns.get("style") or "math")
         if fault is not None:
-            bad.append(f"{prompt.id}: {fault}")
+            bad.append(f"{prompt.id}: {str(prompt.columns['answer'])[:60]!r} ({fault})")
     if bad:
         raise ConfigError(
             f"{source}: {len(bad)} of {len(golds)} gold answers cannot be verified against "
-            f"themselves, so no answer could ever be right. {' '.join(bad[:3])}"
+            f"themselves, so no answer could ever be right: {'; '.join(bad[:3])}. Correct them."
         )

@@ -56,7 +56,7 @@ class Hub:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("data.name is not set: name a data set. Try data.name=openai/gsm8k.")
-        check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens)
+        check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
 
     @property
     def offers(self) -> frozenset[str]:

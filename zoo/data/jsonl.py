@@ -57,7 +57,7 @@ class JSONL:
             raise ValueError(
                 "data.path is not set: name a JSON-lines file. Try data.path=my.jsonl."
             )
-        check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens)
+        check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
 
     @property
     def offers(self) -> frozenset[str]:

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.data.golds import gold_fault
 from zoo.data.gsm8k import check_counts, read_gsm8k, rows_of
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Malformed, Row
 from zoo.rewards.extract import last_box
+from zoo.rewards.math import check_gold
 from zoo.rewards.verifiable import Verifier
 from zoo.types import EvaluationSet, Example, Prompt, Reward
 
@@ -119,7 +119,7 @@ def _read(
 
 def _fault(prompt: Prompt) -> str | None:
     answer = prompt.columns["answer"]
-    return gold_fault(answer) if answer else "no answer, and no complete box in its solution"
+    return check_gold(answer) if answer else "no answer, and no complete box in its solution"
 
 
 def _rows(path: str | None, name: str, test_name: str, split: str) -> list[Row]:

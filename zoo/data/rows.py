@@ -210,6 +210,8 @@ class Reader:
         present = {key for _, row in rows for key in row}
         required = {name: self.columns.get(name, name) for name in REQUIRED[self.kind]}
         named = {name: self.columns[name] for name in OPTIONAL[self.kind] if name in self.columns}
+        if self.kind is Kind.rankings:
+            named.pop("scores", None)  # it may lie inside the completions
         for name, column in (required | named).items():
             if rows and column not in present:
                 raise ConfigError(
@@ -228,7 +230,9 @@ class Reader:
         if self.kind is Kind.examples:
             return Example(prompt, self._text(row, "completion"))
         if self.kind is Kind.pairs:
-            chosen, rejected = self._text(row, "chosen"), self._text(row, "rejected")
+            chosen = self._text(row, "chosen")
+            # To have written nothing at all can be what is rejected.
+            rejected = _reply(self._value(row, "rejected"), "rejected", may_be_empty=True)
             if chosen == rejected:
                 raise _BadRowError("chosen and rejected are the same")
             margin = self._value(row, "margin")
@@ -283,8 +287,13 @@ class Reader:
         outputs = self._value(row, "completions")
         if not isinstance(outputs, list) or len(outputs) < 2:
             raise _BadRowError("completions must be a list of at least two")
-        texts = tuple(_reply(output, "completions") for output in outputs)
+        texts = tuple(_reply(output, "completions", may_be_empty=True) for output in outputs)
         scores = self._value(row, "scores")
+        if scores is None and "scores" in self.columns:
+            inside = self.columns["scores"]
+            if not all(isinstance(output, dict) and inside in output for output in outputs):
+                raise _BadRowError(f"no {inside!r} (scores), neither in the row nor in each output")
+            scores = [output[inside] for output in outputs]
         if scores is None:  # best first
             scores = list(range(len(texts), 0, -1))
         if not isinstance(scores, list) or len(scores) != len(texts):
@@ -303,13 +312,13 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _reply(value: Any, name: str) -> str:
+def _reply(value: Any, name: str, may_be_empty: bool = False) -> str:
     """A completion: a text, {content}, {text}, {value}, or a list that holds one such turn."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):
         value = next((value[key] for key in ("content", "text", "value") if key in value), None)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not (may_be_empty or value.strip()):
         what = "no" if value is None else "an empty or unusable"
         raise _BadRowError(f"{what} {name}")
     return value

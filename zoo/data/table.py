@@ -9,6 +9,7 @@ from zoo.config import ConfigError
 from zoo.data.golds import check_golds
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import REQUIRED, Kind, Malformed, Reader, content_of, without_duplicates
+from zoo.rewards.math import STYLES
 from zoo.rewards.verifiable import Verifier
 from zoo.types import EvaluationSet, Prompt
 
@@ -19,7 +20,13 @@ def offers(kind: Kind) -> frozenset[str]:
     return frozenset({kind.value})
 
 
-def check_reader_settings(heldout: float, max_malformed: float, max_new_tokens: int) -> None:
+def check_reader_settings(
+    heldout: float, max_malformed: float, max_new_tokens: int, style: str
+) -> None:
+    if style not in STYLES:
+        raise ValueError(
+            f"data.style must be one of {', '.join(STYLES)}, got {style!r}. Try data.style=math."
+        )
     for name, value in (("heldout", heldout), ("max_malformed", max_malformed)):
         if not 0.0 <= value < 1.0:
             raise ValueError(

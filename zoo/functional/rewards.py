@@ -31,7 +31,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, cache: int) -> Tensor:
     """
     lengths = _checks.integers("lengths", lengths, ndim=1)
     _checks.within("cache", cache, 1, max_length)
-    return ((max_length - cache - lengths).float() / cache).clamp(-1.0, 0.0)
+    return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
 
 
 def missing_eos_penalty(

@@ -165,6 +165,26 @@ class Lines:
         self.message(text)
 
 
+class Silent:
+    """Shows nothing: the display of all processes but the main one."""
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        pass
+
+    def accuracy(self, value: float) -> None:
+        pass
+
+    @contextmanager
+    def task(self, name: str, total: int | None = None) -> Iterator[Advance]:
+        yield lambda n: None
+
+    def message(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Live:
     """One bar for the run, and transient ones for its parts."""
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from zoo.config import MeasureConfig
 from zoo.measure.files import JsonLines, check_length, read_lines, strict, write_json
-from zoo.measure.progress import Display, display
+from zoo.measure.progress import Display, Silent, display
 from zoo.measure.wandb_sink import TABLES, WandbSink
 
 METRICS = "metrics.jsonl"
@@ -68,7 +68,7 @@ class Recorder:
         self._rollout_table_every = max(1, -(-total_steps // (TABLES // 2)))
         self._last_step = 0
         self._sink: WandbSink | None = None
-        self.display: Display = display(total_steps, title, enabled=False)
+        self.display: Display = Silent()
         if not is_main:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)

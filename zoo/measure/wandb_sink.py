@@ -16,6 +16,7 @@ SECONDS_TO_FINISH = 60.0
 ROWS_OF_A_TABLE = 16
 TABLES = 50  # of a run, training completions and evaluation samples together
 CHARACTERS_OF_A_CELL = 2000
+ID_FILE = "wandb_id.txt"
 
 Warn = Callable[[str, str], None]
 
@@ -33,8 +34,9 @@ class WandbSink:
         project: wandb's project.
         title: wandb's name of the run.
         config: shown beside the curves.
-        resumed: keep the id of the run before. Its offline files are deleted: they lost their tail
-            when the run was killed, and the caller logs the whole history again (`starts_empty`).
+        resumed: keep the id of the run before. Offline files of before are deleted: they lost their
+            tail when the run was killed, and the caller logs the whole history again, as always
+            when wandb knows nothing of the run (`starts_empty`).
         warn: called with (kind, message).
     Raises:
         ValueError: an unknown mode.
@@ -64,23 +66,27 @@ class WandbSink:
             import wandb  # half a second, and not needed when disabled
 
             self._wandb = wandb
-            run_id = _run_id(run_dir, resumed)
+            run_id = _run_id(run_dir) if resumed else _new_id(run_dir)
             common = {
                 "project": project,
                 "name": title,
                 "group": run_dir.parent.name or None,
                 "dir": str(run_dir),
-                "id": run_id,
                 "config": dict(config),
+                "settings": _settings(wandb),
             }
             if mode == "online":
-                self._run = self._connect(common)
+                self._run = self._connect(run_id, common)
+                if self._run is None:
+                    run_id = _new_id(run_dir)  # wandb's process holds on to the one that failed
             if self._run is None:
+                self._run = wandb.init(mode="offline", id=run_id, **common)
+            self.starts_empty = not getattr(self._run, "resumed", False)
+            if self.starts_empty:
                 # Each offline file stands for the whole run: one file to sync, no step twice.
-                for old in (run_dir / "wandb").glob(f"offline-run-*-{run_id}"):
-                    shutil.rmtree(old, ignore_errors=True)
-                self._run = wandb.init(mode="offline", settings=_settings(wandb), **common)
-                self.starts_empty = True
+                for old in (run_dir / "wandb").glob("offline-run-*"):
+                    if old.resolve() != Path(self._run.dir).resolve().parent:
+                        shutil.rmtree(old, ignore_errors=True)
             self._run.define_metric("step", hidden=True)
             self._run.define_metric("*", step_metric="step")
 
@@ -117,14 +123,14 @@ class WandbSink:
                 self._run.finish(exit_code=exit_code)
             self._run = None
 
-    def _connect(self, common: Mapping[str, Any]) -> Any:
+    def _connect(self, run_id: str, common: Mapping[str, Any]) -> Any:
         """An online run, or None with one warning."""
         wandb = self._wandb
         try:
-            wandb.setup(settings=_settings(wandb))
+            wandb.setup(settings=common["settings"])
             if not _has_key(wandb):  # wandb would ask on the terminal and wait for an answer
                 raise ConnectionError("no API key is configured (`wandb login`)")
-            return wandb.init(mode="online", resume="allow", settings=_settings(wandb), **common)
+            return wandb.init(mode="online", id=run_id, resume="allow", **common)
         except Exception as error:
             self._warn(
                 "wandb",
@@ -132,7 +138,6 @@ class WandbSink:
                 f"({_short(error)}). Logging offline into {common['dir']}/wandb; send it later "
                 "with `wandb sync`.",
             )
-            wandb.teardown()  # its process holds on to the id of the run that failed
             return None
 
     @contextlib.contextmanager
@@ -157,6 +162,7 @@ def _settings(wandb: Any) -> Any:
         "disable_git": True,
         "disable_code": True,
         "save_code": False,
+        "reinit": "create_new",  # a run that starts inside another keeps out of its record
         "disable_job_creation": True,
         "x_save_requirements": False,
         "x_disable_stats": True,
@@ -178,12 +184,15 @@ def _has_key(wandb: Any) -> bool:
         return bool(wandb.api.api_key)
 
 
-def _run_id(run_dir: Path, resumed: bool) -> str:
-    file = run_dir / "wandb_id.txt"
-    if resumed and file.exists() and (known := file.read_text().strip()):
-        return known
+def _run_id(run_dir: Path) -> str:
+    file = run_dir / ID_FILE
+    known = file.read_text().strip() if file.exists() else ""
+    return known or _new_id(run_dir)
+
+
+def _new_id(run_dir: Path) -> str:
     fresh = uuid.uuid4().hex[:8]  # the operating system's randomness: training's is untouched
-    file.write_text(fresh + "\n")
+    (run_dir / ID_FILE).write_text(fresh + "\n")
     return fresh
 
 

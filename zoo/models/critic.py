@@ -44,8 +44,9 @@ class Critic(nn.Module):
         last = hidden[torch.arange(batch.n_rows, device=batch.device), batch.lengths - 1]
         # One call of the head for both, so that DDP sees one forward of each parameter.
         read = torch.cat([hidden[rows, columns - 1], last])
+        wide = torch.promote_types(read.dtype, torch.float32)
         scores = torch.nn.functional.linear(
-            read.float(), self.head.weight.float(), self.head.bias.float()
+            read.to(wide), self.head.weight.to(wide), self.head.bias.to(wide)
         ).squeeze(-1)
         return CriticOutput(
             values=over_mask(scores[: rows.numel()], batch), final=scores[rows.numel() :]

@@ -10,11 +10,17 @@ from torch import Tensor
 CHUNK = 512  # rows of the head at a time; 512 × 49,152 float32 logits are 96 MiB
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for the arithmetic; float64 stays."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """float32 logits of a chunk, and the derivative of the soft cap (None without one)."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    """Wide logits of a chunk, and the derivative of the soft cap (None without one)."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = logits.to(_wide(logits.dtype))
     if softcap is None:
         return logits.mul_(scale), None
     squashed = torch.tanh(logits / softcap)
@@ -35,7 +41,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         softcap: float | None,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=_wide(hidden.dtype))
         entropy = torch.zeros_like(logprobs)
         normalizers = torch.empty_like(logprobs)
         for start in range(0, hidden.shape[0], CHUNK):
@@ -60,8 +66,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, normalizers = ctx.saved_tensors
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if want_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if want_bias else None
+        wide = _wide(hidden.dtype)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if want_bias else None
         for start in range(0, hidden.shape[0], CHUNK):
             piece = slice(start, start + CHUNK)
             logits, slope = _logits(hidden[piece], weight, bias, ctx.scale, ctx.softcap)
@@ -75,9 +82,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[piece] = delta @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(delta.t().float(), hidden[piece].float())
+                grad_weight.addmm_(delta.t().to(wide), hidden[piece].to(wide))
             if grad_bias is not None:
-                grad_bias += delta.float().sum(0)
+                grad_bias += delta.to(wide).sum(0)
         return (
             grad_hidden,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
@@ -104,7 +111,8 @@ def chunked_logprobs(
         logp_i = z_i[target_i] − log Σ_v exp z_i[v],   H_i = log Z_i − Σ_v p_v z_v   (nats)
 
     The logits exist for one chunk of rows at a time, forward and backward (the backward recomputes
-    them), so memory grows with chunk · V, never with B · T · V. float32 whatever the weights are.
+    them), so memory grows with chunk · V, never with B · T · V. float32 whatever the weights are
+    (float64 if they are).
 
     Args:
         hidden: [M, H] hidden states that predict the targets.
@@ -115,6 +123,6 @@ def chunked_logprobs(
         softcap: the model's final soft cap, before the scale, or None.
         with_entropy: False returns zeros instead.
     Returns:
-        logprobs [M] float32 with gradient; entropy [M] float32 without.
+        logprobs [M] float32 (float64 if given it) with gradient; entropy [M] alike, without.
     """
     return _ChunkedLogprobs.apply(hidden, weight, bias, targets, scale, softcap, with_entropy)  # pyright: ignore

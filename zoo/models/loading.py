@@ -83,8 +83,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
         tokenizer: Any = arithmetic_tokenizer()
     elif name is not None and name.endswith(".gguf"):
-        file = Path(name).expanduser()
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = _from_gguf(AutoTokenizer, Path(name).expanduser())
     else:
         assert name is not None
         tokenizer = _from_hub(AutoTokenizer, name, config)
@@ -133,7 +132,7 @@ def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel
     transformers marks a model read from GGUF as quantized and then refuses to save it, so its
     weights are copied into a model built from the same configuration without the mark.
     """
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    read = _from_gguf(AutoModelForCausalLM, file, dtype=dtype)
     values = read.config.to_dict()
     values.pop("quantization_config", None)
     clean = type(read.config).from_dict(values)
@@ -142,6 +141,23 @@ def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel
     model.generation_config = read.generation_config
     model.tie_weights()
     return model
+
+
+def _from_gguf(factory: Any, file: Path, **options: Any) -> Any:
+    if not file.exists():
+        raise ConfigError(f"there is no GGUF file {file}. Check model.path.")
+    try:
+        return factory.from_pretrained(file.parent, gguf_file=file.name, **options)
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {file} needs the package gguf. Install it: pip install 'zoo-rl[gguf]'."
+        ) from error
+    except Exception as error:  # the parser lets whatever it trips over through
+        raise ConfigError(
+            f"{file} could not be read as GGUF: {type(error).__name__}: {error}\n"
+            "Check that the download is whole and its architecture one that transformers reads "
+            "from GGUF, or give a transformers folder."
+        ) from error
 
 
 def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> Any:

@@ -24,8 +24,11 @@ def disable_dropout(module: nn.Module) -> None:
     for child in module.modules():
         if isinstance(child, nn.Dropout):
             child.p = 0.0
-        if isinstance(getattr(child, "attention_dropout", None), float):
-            child.attention_dropout = 0.0  # pyright: ignore
+        # Functional dropout: attention_dropout of Llama, hidden_dropout of Bloom, dropout of OPT
+        for holder in (child, getattr(child, "config", None)):
+            for name, value in list(vars(holder).items()) if holder is not None else ():
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
 
 
 def trained_positions(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ def runs_main(argv: Sequence[str]) -> int:
         Console(stderr=True).print(Text(str(error)))
         return 2
     table = Table(box=None, pad_edge=False)
-    for column in ("experiment", "name", "seed", "status", "T = 1", "greedy", "folder"):
+    for column in ("experiment", "name", "seed", "status", "T = 1", "greedy"):
         right = column in ("seed", "T = 1", "greedy")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for run in runs:
@@ -74,9 +74,11 @@ def runs_main(argv: Sequence[str]) -> int:
                 run.progress(), style={"failed": "red", "unfinished": "yellow"}.get(run.status, "")
             ),
             *("" if score is None else f"{100 * score:.1f} %" for score in scores),
-            Text(str(run.folder)),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    roots = dict.fromkeys(str(run.folder.parents[2]) for run in runs)
+    console.print(Text(f"Folders: {', '.join(roots)}/<experiment>/<name>/seed_<seed>", style="dim"))
     return 0
 
 

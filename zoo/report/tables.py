@@ -142,7 +142,7 @@ def _columns(arms: Sequence[Arm]) -> list[Column]:
             columns.append(Column(f"{name}/pass@{k}", f"pass@{k}, %", name, "share"))
     columns += [
         Column("reward", "training reward", "training", "number"),
-        Column("kl_to_start", "KL to start, nats", "training", "number"),
+        Column("kl_to_start", "KL to start, nats a token", "training", "number"),
         Column("updates", "updates", "training", "count"),
         Column("completions", "completions", "training", "count"),
         Column("tokens/generated", "tokens generated", "cost", "count"),
@@ -216,7 +216,8 @@ def estimate(
         found = _over_seeds([m for m in means if m is not None], low=0.0, high=1.0)
         return found if between_seeds else Estimate(found.value)
     rates = list(pooled.values())
-    if kind is Measure.greedy and len(by_problem) == 1:
+    # Resampling problems that are all right, or all wrong, would leave no doubt at all.
+    if (kind is Measure.greedy and len(by_problem) == 1) or set(rates) in ({0.0}, {1.0}):
         problems = wilson(round(sum(rates)), len(rates))
     else:
         bootstrap = paired_bootstrap(rates, [0.0] * len(rates))
@@ -322,8 +323,8 @@ def _mcnemar(first: dict[str, float], second: dict[str, float]) -> float:
 
 CAPTION = (
     "In brackets: 95 % interval over problems (bootstrap over problems, seeds pooled; Wilson for "
-    "one greedy run). In parentheses: 95 % interval over seeds (Student's t), where there are "
-    "several."
+    "one greedy run, and where all or none are right). In parentheses: 95 % interval over seeds "
+    "(Student's t), where there are several."
 )
 DIFFERENCES_CAPTION = (
     "Difference of T = 1 accuracy in points, on the same problems (paired bootstrap over problems, "

@@ -1,8 +1,8 @@
 """Assertions taken apart: the calls for the untrusted process, the comparison for this one.
 
-`assert abs(f(2.5) - 0.5) < 1e-6` becomes the call `f(2.5)` and the template `abs(_0 - 0.5) < 1e-6`. Only
-the call is sent; the template, and with it the expected value, is evaluated here by a small interpreter
-over plain data, with real built-ins whatever the code has patched.
+`assert abs(f(2.5) - 0.5) < 1e-6` becomes the call `f(2.5)` and the template `abs(_0 - 0.5) < 1e-6`.
+Only the call is sent; the template, and with it the expected value, is evaluated here by a small
+interpreter over plain data, with real built-ins whatever the code has patched.
 """
 
 import ast
@@ -31,8 +31,8 @@ class Check:
     """One assertion: what the sandbox evaluates, and what is asked of the values.
 
     Attributes:
-        calls: expressions to evaluate beside the code, in order; their values are `_0`, `_1`, … in template.
-        template: an expression over those names; true where the assertion holds.
+        calls: expressions to evaluate beside the code, in order; their values are `_0`, `_1`, … in
+        template. template: an expression over those names; true where the assertion holds.
         cheatable: the code's process decides the verdict, or makes the value it is compared with.
     """
 
@@ -78,7 +78,8 @@ def _called_first(test: ast.expr) -> str:
 
 
 def literal(source: str) -> Any:
-    """The value of an expression of literals and safe built-ins, such as `{1: 'a'}` or `float('inf')`.
+    """The value of an expression of literals and safe built-ins, such as `{1: 'a'}` or
+    `float('inf')`.
 
     Raises:
         ValueError: anything else, with the source.
@@ -156,7 +157,8 @@ class _Substitute(ast.NodeTransformer):
 
 
 class _Lifter(ast.NodeTransformer):
-    """Replace what must run beside the code by a name for its value; keep what can be evaluated here."""
+    """Replace what must run beside the code by a name for its value; keep what can be evaluated
+    here."""
 
     def __init__(self, under_test: str = "") -> None:
         self.under_test = under_test  # a built-in's name that here is the code's own
@@ -184,12 +186,14 @@ class _Lifter(ast.NodeTransformer):
         return self.lift(node)
 
     def lift(self, node: ast.expr) -> ast.expr:
-        # The arguments of a call are the call's own business; anything else that compares, or that yields
-        # an iterator, would have the verdict made there.
-        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if not call or node.func.id in ("filter", "map", "zip", "eval", "exec"):
+        # The arguments of a call are the call's own business; anything else that compares, or that
+        # yields an iterator, would have the verdict made there.
+        name = ""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+        if not name or name in ("filter", "map", "zip", "eval", "exec"):
             inside = (ast.Compare, ast.BoolOp, ast.IfExp, ast.Lambda, ast.GeneratorExp, ast.Starred)
-            self.opaque |= call or any(isinstance(n, inside) for n in ast.walk(node))
+            self.opaque |= bool(name) or any(isinstance(n, inside) for n in ast.walk(node))
         self.calls.append(ast.unparse(node))
         return ast.Name(f"_{len(self.calls) - 1}", ast.Load())
 
@@ -393,7 +397,8 @@ COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    # Identity of decoded values means nothing beyond None, True and False, for which it is equality.
+    # Identity of decoded values means nothing beyond None, True and False, for which it is
+    # equality.
     ast.Is: lambda a, b: type(a) is type(b) and a == b,
     ast.IsNot: lambda a, b: not (type(a) is type(b) and a == b),
     ast.In: lambda a, b: a in b,

@@ -1,10 +1,13 @@
-"""What runs in the sandboxed process: the program's code, then the calls, each value sent as plain data.
+"""What runs in the sandboxed process: the program's code, then the calls, each value sent as plain
+data.
 
-Loaded by `_launcher.py`, never imported. It is given the code and the call expressions, never an expected
-value: whatever the code does to this process, it can do no better than to state the values of its calls.
+Loaded by `_launcher.py`, never imported. It is given the code and the call expressions, never an
+expected value: whatever the code does to this process, it can do no better than to state the values
+of its calls.
 
-A message is one ASCII line, `nonce index payload`; the payload is JSON in which an object has one key, the
-type of a container or number that JSON lacks (`{"t": […]}` a tuple). Types are taken exactly.
+A message is one ASCII line, `nonce index payload`; the payload is JSON in which an object has one
+key, the type of a container or number that JSON lacks (`{"t": […]}` a tuple). Types are taken
+exactly.
 """
 
 import collections
@@ -24,8 +27,8 @@ class NotPlain(Exception):
     """The value is not plain data: of another type, too deep, or too large."""
 
 
-# Names bound here, so that patching builtins or modules cannot change what is sent for a plain value.
-# `type` and the methods of the built-in types cannot be patched.
+# Names bound here, so that patching builtins or modules cannot change what is sent for a plain
+# value. `type` and the methods of the built-in types cannot be patched.
 def make_encoder(limit):
     type_, len_, hex_, repr_, isinstance_ = type, len, hex, repr, isinstance
     iterate, tuple_, dict_, str_ = iter, tuple, dict, str
@@ -173,8 +176,8 @@ def run_calls(code, steps, nonce, result, limit):
             start += write(result, data[start:])
 
     write(result, (nonce + " ready\n").encode())
-    # Registered under its name: dataclasses and pickle look their module up. Not `__main__`: a script's
-    # own demonstration is not under test.
+    # Registered under its name: dataclasses and pickle look their module up. Not `__main__`: a
+    # script's own demonstration is not under test.
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     names = module.__dict__

@@ -1,14 +1,17 @@
 """Start one untrusted program: namespaces, limits, privileges, reaping. Standard library only.
 
-Never imported: `zoo.rewards.sandbox` runs it as `python -I -S`, in its own session and with an empty
+Never imported: `zoo.rewards.sandbox` runs it as `python -I -S`, in its own session and with an
+empty
 environment. Three processes, of which only the last ever runs untrusted code:
 
-    launcher   outside the namespaces; waits for its end or for the caller's word, then kills and reaps
-    init       process 1 of the PID namespace; its death takes every process in it along
-    program    another uid or no capabilities, rlimits, seccomp; forked, so no second interpreter starts
+    launcher   outside the namespaces; waits for its end or for the caller's word, then kills and
+                reaps init       process 1 of the PID namespace; its death takes every process in it
+                along program    another uid or no capabilities, rlimits, seccomp; forked, so no
+                second interpreter starts
 
-Arguments: path of this file and of the child script, then the numbers of the job, result and control descriptors. The job
-is a marshalled dict from the caller. The launcher kills everything when the control pipe closes.
+Arguments: path of this file and of the child script, then the numbers of the job, result and
+control descriptors. The job is a marshalled dict from the caller. The launcher kills everything
+when the control pipe closes.
 """
 
 import ctypes
@@ -17,7 +20,7 @@ import os
 import select
 import sys
 from _frozen_importlib_external import SourceFileLoader  # type: ignore[import-not-found]
-from _signal import (
+from _signal import (  # type: ignore[import-not-found]
     SIG_BLOCK,
     SIG_UNBLOCK,
     SIGCHLD,
@@ -40,43 +43,113 @@ CLONE_NEW = {
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE, MS_RELATIME, MNT_DETACH = 16384, 1 << 18, 1 << 21, 2
 SYS_MOUNT_SETATTR, SYS_LANDLOCK = 442, 444
-# (audit architecture, pivot_root, clone, clone3, sendto, [connect, bind, sendmsg, sendmmsg], kill family, refused calls). Refused: what makes new
-# namespaces or mounts, reads other processes, loads code into the kernel, or holds memory that no rlimit
-# counts (memfd_create, System V shared memory).
-SYSCALLS = {
-    "x86_64": (
-        0xC000003E,
-        155,
-        56,
-        435,
-        44,
-        (42, 49, 46, 307),
-        (62, 200, 234, 129, 297, 424),
-        # unshare setns mount umount2 ptrace keyctl add_key request_key bpf perf_event_open userfaultfd
-        (272, 308, 165, 166, 101, 250, 248, 249, 321, 298, 323)
-        # io_uring_* memfd_create memfd_secret shmget process_vm_* open_tree move_mount fsopen fsmount
-        + (425, 426, 427, 319, 447, 29, 310, 311, 428, 429, 430, 432)
-        # init_module finit_module kexec_load open_by_handle_at swapon reboot acct quotactl chroot pivot_root
-        + (175, 313, 246, 304, 167, 169, 163, 179, 161, 155, 442),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        41,
-        220,
-        435,
-        206,
-        (203, 200, 211, 269),
-        (129, 130, 131, 138, 240, 424),
-        (97, 268, 40, 39, 117, 219, 217, 218, 280, 241, 282)
-        + (425, 426, 427, 279, 447, 194, 270, 271, 428, 429, 430, 432)
-        + (105, 273, 104, 265, 224, 142, 89, 60, 51, 41, 442),
-    ),
+# Numbers of system calls, per machine; from 424 on they are the same everywhere.
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {
+    "x86_64": {
+        "acct": 163,
+        "add_key": 248,
+        "bind": 49,
+        "bpf": 321,
+        "chroot": 161,
+        "clone": 56,
+        "connect": 42,
+        "finit_module": 313,
+        "init_module": 175,
+        "kexec_load": 246,
+        "keyctl": 250,
+        "kill": 62,
+        "memfd_create": 319,
+        "mount": 165,
+        "open_by_handle_at": 304,
+        "perf_event_open": 298,
+        "pivot_root": 155,
+        "process_vm_readv": 310,
+        "process_vm_writev": 311,
+        "ptrace": 101,
+        "quotactl": 179,
+        "reboot": 169,
+        "request_key": 249,
+        "rt_sigqueueinfo": 129,
+        "rt_tgsigqueueinfo": 297,
+        "sendmmsg": 307,
+        "sendmsg": 46,
+        "sendto": 44,
+        "setns": 308,
+        "shmget": 29,
+        "swapon": 167,
+        "tgkill": 234,
+        "tkill": 200,
+        "umount2": 166,
+        "unshare": 272,
+        "userfaultfd": 323,
+    },
+    "aarch64": {
+        "acct": 89,
+        "add_key": 217,
+        "bind": 200,
+        "bpf": 280,
+        "chroot": 51,
+        "clone": 220,
+        "connect": 203,
+        "finit_module": 273,
+        "init_module": 105,
+        "kexec_load": 104,
+        "keyctl": 219,
+        "kill": 129,
+        "memfd_create": 279,
+        "mount": 40,
+        "open_by_handle_at": 265,
+        "perf_event_open": 241,
+        "pivot_root": 41,
+        "process_vm_readv": 270,
+        "process_vm_writev": 271,
+        "ptrace": 117,
+        "quotactl": 60,
+        "reboot": 142,
+        "request_key": 218,
+        "rt_sigqueueinfo": 138,
+        "rt_tgsigqueueinfo": 240,
+        "sendmmsg": 269,
+        "sendmsg": 211,
+        "sendto": 206,
+        "setns": 268,
+        "shmget": 194,
+        "swapon": 224,
+        "tgkill": 131,
+        "tkill": 130,
+        "umount2": 39,
+        "unshare": 97,
+        "userfaultfd": 282,
+    },
 }
+SAME = {
+    "clone3": 435,
+    "fsmount": 432,
+    "fsopen": 430,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "io_uring_setup": 425,
+    "memfd_secret": 447,
+    "mount_setattr": 442,
+    "move_mount": 429,
+    "open_tree": 428,
+    "pidfd_send_signal": 424,
+}
+KILLS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+UNREACHABLE = ("connect", "bind", "sendmsg", "sendmmsg")
+# Refused to every program: namespaces and mounts, other processes' memory, the kernel's own
+# affairs, and memory that no rlimit counts (memfd, System V shared memory).
+REFUSED = (
+    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "open_tree", "move_mount"),
+    *("fsopen", "fsmount", "mount_setattr", "open_by_handle_at"),
+    *("ptrace", "process_vm_readv", "process_vm_writev"),
+    *("keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+    *("init_module", "finit_module", "kexec_load", "swapon", "reboot", "acct", "quotactl"),
+    *("memfd_create", "memfd_secret", "shmget"),
+)
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Unsupported(Exception):
-    """This machine cannot do what the backend needs; the caller may try another backend."""
 
 
 def libc_call(name, *arguments):
@@ -128,7 +201,8 @@ def bind(source, target):
 
 
 def build_root(job, owner):
-    """A root of tmpfs holding the system's programs and this interpreter, read-only, and a small /tmp."""
+    """A root of tmpfs holding the system's programs and this interpreter, read-only, and a small
+    /tmp."""
     # The new root is mounted over /tmp of this mount namespace only: nothing is made on the host.
     base = "/tmp"
     libc_call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
@@ -173,15 +247,17 @@ def build_root(job, owner):
         os.chmod(f"{base}/tmp/{name}", 0o700)
     # One quota for both: shared memory would otherwise be outside the disk limit.
     libc_call("mount", inner + b"/shm", (base + "/dev/shm").encode(), None, MS_BIND, None)
-    # A container that hides parts of its own /proc may not mount a new one; the program then has none.
+    # A container that hides parts of its own /proc may not mount a new one; the program then has
+    # none.
     try:
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
         libc_call("mount", b"proc", (base + "/proc").encode(), b"proc", flags, None)
     except OSError:
         os.rmdir(base + "/proc")
     os.chdir(base)
-    # With both arguments the same, the old root ends up on top of the new one, to be detached at once.
-    libc_call("syscall", SYSCALLS[MACHINE][1], b".", b".")
+    # With both arguments the same, the old root ends up on top of the new one, to be detached at
+    # once.
+    libc_call("syscall", NUMBERS[MACHINE]["pivot_root"], b".", b".")
     libc_call("umount2", b".", MNT_DETACH)
     os.chdir("/")
     flags = MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -229,7 +305,8 @@ def drop_privileges(owner):
 
 
 def restrict_files(job):
-    """Landlock, where there is no mount namespace: read the system and the interpreter, write in cwd."""
+    """Landlock, where there is no mount namespace: read the system and the interpreter, write in
+    cwd."""
     version = libc.syscall(ctypes.c_long(SYS_LANDLOCK), None, ctypes.c_long(0), ctypes.c_long(1))
     if version < 1:
         return
@@ -261,36 +338,48 @@ def restrict_files(job):
 def install_seccomp(signals_only_to):
     """Refuse dangerous system calls; with a pid, also the network, and signals to others.
 
-    The last two are for machines without namespaces, where the program could otherwise reach the network,
-    and kill its caller.
+    The last two are for machines without namespaces, where the program could otherwise reach the
+    network, and kill its caller.
     """
-    if MACHINE not in SYSCALLS:
+    if MACHINE not in NUMBERS:
         return
-    architecture, _, clone, clone3, sendto, unreachable, kills, refused = SYSCALLS[MACHINE]
+    call = NUMBERS[MACHINE] | SAME
     load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
     allow, eperm, enosys = 0x7FFF0000, 0x00050001, 0x00050026
-    # (code, jump if true, jump if false, k); offset 0 of the data is the number, 4 the architecture, 16
-    # and 24 the low words of the first two arguments.
-    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, eperm), (load, 0, 0, 0)]
+    # (code, jump if true, jump if false, k); offset 0 of the data is the number, 4 the
+    # architecture, 16 and 24 the low words of the first two arguments.
+    program = [(load, 0, 0, 4), (equal, 1, 0, AUDIT[MACHINE]), (give, 0, 0, eperm), (load, 0, 0, 0)]
     if MACHINE == "x86_64":  # the x32 numbers are a second door to every call
         program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, enosys)]
-    for number in refused:
-        program += [(equal, 0, 1, number), (give, 0, 0, eperm)]
-    # clone3 keeps its flags in memory, where a filter cannot look; the C library then falls back to clone.
-    program += [(equal, 0, 1, clone3), (give, 0, 0, enosys)]
+    for name in REFUSED:
+        program += [(equal, 0, 1, call[name]), (give, 0, 0, eperm)]
+    # clone3 keeps its flags in memory, where a filter cannot look; the C library then falls back to
+    # clone.
+    program += [(equal, 0, 1, call["clone3"]), (give, 0, 0, enosys)]
     new = CLONE_NEW["user"] | CLONE_NEW["mnt"] | CLONE_NEW["pid"] | CLONE_NEW["net"]
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, new), (give, 0, 0, eperm)]
+    program += [
+        (equal, 0, 3, call["clone"]),
+        (load, 0, 0, 16),
+        (any_bit, 0, 1, new),
+        (give, 0, 0, eperm),
+    ]
     program += [(load, 0, 0, 0)]
     if signals_only_to:
-        # Sockets may be made, but reach nobody: no connect, bind or sendmsg, and no sendto an address.
-        for number in unreachable:
-            program += [(equal, 0, 1, number), (give, 0, 0, eperm)]
-        program += [(equal, 0, 6, sendto), (load, 0, 0, 48), (equal, 0, 2, 0), (load, 0, 0, 52)]
+        # Sockets may be made, but reach nobody: no connect, bind or sendmsg, and no sendto an
+        # address.
+        for name in UNREACHABLE:
+            program += [(equal, 0, 1, call[name]), (give, 0, 0, eperm)]
+        program += [
+            (equal, 0, 6, call["sendto"]),
+            (load, 0, 0, 48),
+            (equal, 0, 2, 0),
+            (load, 0, 0, 52),
+        ]
         program += [(equal, 1, 0, 0), (give, 0, 0, eperm), (load, 0, 0, 0)]
-        for number in kills:
+        for name in KILLS:
             # pidfd_send_signal names its target by a descriptor: refused whole.
-            target = signals_only_to if number != 424 else 0xFFFFFFFF
-            program += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 1, 0, target)]
+            target = signals_only_to if name != "pidfd_send_signal" else 0xFFFFFFFF
+            program += [(equal, 0, 4, call[name]), (load, 0, 0, 16), (equal, 1, 0, target)]
             program += [(give, 0, 0, eperm), (load, 0, 0, 0)]
     program += [(give, 0, 0, allow)]
 
@@ -306,7 +395,11 @@ def install_seccomp(signals_only_to):
         _fields_ = (("length", ctypes.c_uint16), ("filters", ctypes.POINTER(Filter)))
 
     filters = (Filter * len(program))(*program)
-    libc_call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), filters)), 0, 0)
+    try:
+        libc_call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), filters)), 0, 0)
+    except OSError as error:
+        if error.errno != 22:  # EINVAL: a kernel without seccomp; isolation_report says so
+            raise
 
 
 # ------------------------------------------------------------------ the three processes
@@ -332,7 +425,8 @@ def children():
 
 
 def kill_uid(uid):
-    """Kill everything a uid runs, in one pass of the kernel, which even a fork bomb cannot outrun."""
+    """Kill everything a uid runs, in one pass of the kernel, which even a fork bomb cannot
+    outrun."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -362,7 +456,8 @@ def reap_all(owner):
 
 
 def resident_bytes():
-    """Memory of the PID namespace, shared pages counted once: RLIMIT_AS counts each process alone."""
+    """Memory of the PID namespace, shared pages counted once: RLIMIT_AS counts each process
+    alone."""
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
@@ -382,7 +477,8 @@ def exit_code(status):
 
 
 def init(job, child, result, inside):
-    """Process 1: build the root, start the program, wait, watch memory. Its exit ends the namespace."""
+    """Process 1: build the root, start the program, wait, watch memory. Its exit ends the
+    namespace."""
     owner = job["owner"] or (os.getuid(), os.getgid())
     libc_call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     if inside:
@@ -432,7 +528,7 @@ def main():
     with open(job_fd, "rb") as file:
         job = marshal.load(file)
     child = {"__name__": "zoo_child"}
-    exec(SourceFileLoader("zoo_child", path).get_code("zoo_child"), child)
+    exec(SourceFileLoader("zoo_child", path).get_code("zoo_child"), child)  # type: ignore[arg-type]
     try:
         # The caller may die by SIGKILL; bubblewrap sees to it by itself.
         libc_call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)

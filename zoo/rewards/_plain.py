@@ -15,14 +15,15 @@ class Malformed(ValueError):
 def decode(payload: str) -> Any:
     """The value of one payload of `_child.py`: JSON whose objects have one key that names a type.
 
-    Only built-in plain types come out, so `==`, `len` or `sorted` on the result run no foreign code.
+    Only built-in plain types come out, so `==`, `len` or `sorted` on the result run no foreign
+    code.
 
     Raises:
         Malformed: anything else, nesting too deep, or a set or dict built to collide.
     """
     try:
         value = json.loads(payload, object_hook=_typed)
-    except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, MemoryError) as error:
         raise Malformed(f"{type(error).__name__}: {error}") from None
     return value
 
@@ -62,15 +63,16 @@ def _check(x: Any, kind: type) -> Any:
 
 def _hashable(items: list) -> list:
     """The items, unless so many share a hash that a set of them would take quadratic time."""
-    # Integers hash to themselves, so anybody can write thousands that collide; equal hashes in a set of
-    # hashes are equal elements and cost nothing.
+    # Integers hash to themselves, so anybody can write thousands that collide; equal hashes in a
+    # set of hashes are equal elements and cost nothing.
     if len(items) > FEW and len({hash(x) for x in items}) < len(items) - FEW:
         raise Malformed(f"{len(items)} elements that share hashes")
     return items
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Equal in value and in type, all the way down: 3, 3.0 and True differ, and so do a list and a tuple.
+    """Equal in value and in type, all the way down: 3, 3.0 and True differ, and so do a list and a
+    tuple.
 
     Two NaN are the same; 0.0 and −0.0 are too. Arguments are plain built-in data.
     """

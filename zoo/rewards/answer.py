@@ -1,4 +1,6 @@
-"""What kind of thing an answer is: a number, words, a list, a pair, an interval, a matrix, a relation."""
+"""What kind of thing an answer is: a number, words, a list, a pair, an interval, a matrix, a
+relation.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -24,8 +26,9 @@ MAX_ITEMS = 100
 class Scalar:
     """One formula. `bare` is the value without its percent sign, `unit` the words behind it.
 
-    `decimals` counts the significant digits of a decimal literal with a fractional part (0 otherwise), and `product`
-    is set where a letter after a space may be a unit or a factor: `node` is then the number alone.
+    `decimals` counts the significant digits of a decimal literal with a fractional part (0
+    otherwise), and `product` is set where a letter after a space may be a unit or a factor: `node`
+    is then the number alone.
     """
 
     node: Node
@@ -44,7 +47,9 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Values in any order; `kind` is "list", "set", "or", "and" (the words) or "pm" (both signs)."""
+    """Values in any order; `kind` is "list", "set", "or", "and" (the words) or "pm" (both
+    signs).
+    """
 
     items: tuple["Answer", ...]
     kind: str
@@ -69,7 +74,9 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Sides joined by "=", "<", "<=", ">", ">=", "!=", "in", …; `labels[k]` names side k if it is only a name."""
+    """Sides joined by "=", "<", "<=", ">", ">=", "!=", "in", …; `labels[k]` names side k if it is
+    only a name.
+    """
 
     sides: tuple["Answer", ...]
     signs: tuple[str, ...]
@@ -121,17 +128,33 @@ class Parsed:
     too_complex: bool = False
 
 
-_BASED = re.compile(r"\(?(-?)([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})\)?_(?:\{?\(?(?:\\text\{)?(\d{1,2})\}?\)?\}?)")
+_BASED = re.compile(
+    r"\(?(-?)([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})\)?_(?:\{?\(?(?:\\text\{)?(\d{1,2})\}?\)?\}?)"
+)
 _LETTERS_AND_DIGITS = re.compile(r"[A-Z]*\d[0-9A-Z]*")
 _OPEN = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _CLOSE = frozenset((")", "]", "}", "\\}"))
-_MATRICES = {"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix", "vmatrix", "Vmatrix"}
+_MATRICES = {
+    "matrix",
+    "pmatrix",
+    "bmatrix",
+    "Bmatrix",
+    "array",
+    "smallmatrix",
+    "vmatrix",
+    "Vmatrix",
+}
 _SCALES = {
     "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "dozen": 12, "percent": Fraction(1, 100), "per cent": Fraction(1, 100),
 }  # fmt: skip
-_SCALES_PATTERN = re.compile(r"(hundred|thousand|million|billion|trillion|dozen|percent|per cent)\b\s*(.*)", re.DOTALL)
-_PREAMBLE = re.compile(r"(?:so |thus |therefore |hence )?(?:(?:the )?(?:final |correct )?(?:answer|result)(?: is)?)\s*:?", re.I)
+_SCALES_PATTERN = re.compile(
+    r"(hundred|thousand|million|billion|trillion|dozen|percent|per cent)\b\s*(.*)", re.DOTALL
+)
+_PREAMBLE = re.compile(
+    r"(?:so |thus |therefore |hence )?(?:(?:the )?(?:final |correct )?(?:answer|result)(?: is)?)\s*:?",
+    re.I,
+)
 _LEADING_UNIT = frozenset(("usd", "us", "eur", "gbp", "rs", "rs.", "cny", "rmb"))
 
 
@@ -155,7 +178,9 @@ def parse_answer(text: str, commas: bool = True) -> Parsed:
         return Parsed(cleaned, None, too_complex=True)
     based = _BASED.fullmatch(cleaned.replace(" ", "")) if "_" in cleaned else None
     if based is not None and _LETTERS_AND_DIGITS.fullmatch(based[2]):
-        return Parsed(cleaned, Based(based[1] + (based[2].lstrip("0") or "0"), int(based[3])), words="")
+        return Parsed(
+            cleaned, Based(based[1] + (based[2].lstrip("0") or "0"), int(based[3])), words=""
+        )
     try:
         tokens = tokenize(join_thousands(cleaned, commas=commas))
         return Parsed(cleaned, _parse(tokens), tuple(tokens), words)
@@ -196,10 +221,15 @@ def _parse(tokens: list[Token]) -> Answer:
 
 
 def _group(tokens: list[Token]) -> Answer:
-    """One of several groups between semicolons: `p=5,q=2` in `p=5,q=2;p=7,q=2` is the pair (5,2)."""
+    """One of several groups between semicolons: `p=5,q=2` in `p=5,q=2;p=7,q=2` is the pair
+    (5,2).
+    """
     answer = _list(tokens)
     if isinstance(answer, Several) and answer.kind == "list":
-        values = tuple(item.sides[-1] if isinstance(item, Relation) and item.signs == ("=",) else item for item in answer.items)
+        values = tuple(
+            item.sides[-1] if isinstance(item, Relation) and item.signs == ("=",) else item
+            for item in answer.items
+        )
         return Ordered("(", values, ")")
     return answer
 
@@ -236,7 +266,11 @@ def _expanded(items: list[Answer]) -> tuple[Answer, ...]:
     for item in items:
         if isinstance(item, Several) and item.kind == "pm":
             out.extend(item.items)
-        elif isinstance(item, Relation) and isinstance(item.sides[-1], Several) and item.sides[-1].kind == "pm":
+        elif (
+            isinstance(item, Relation)
+            and isinstance(item.sides[-1], Several)
+            and item.sides[-1].kind == "pm"
+        ):
             for value in item.sides[-1].items:
                 out.append(Relation((*item.sides[:-1], value), item.signs, item.labels))
         else:
@@ -285,7 +319,9 @@ def _relation(tokens: list[Token]) -> Answer | None:
     parsed = tuple(_named_side(side, label) for side, label in zip(sides, labels, strict=True))
     last = parsed[-1]
     if isinstance(last, Several) and last.kind == "pm" and signs == ["="]:
-        return Several(tuple(Relation((parsed[0], value), ("=",), labels) for value in last.items), "pm")
+        return Several(
+            tuple(Relation((parsed[0], value), ("=",), labels) for value in last.items), "pm"
+        )
     return Relation(parsed, tuple(signs), labels)
 
 
@@ -311,14 +347,25 @@ def _label(tokens: list[Token]) -> str:
         return "text:" + "".join(value for _, value in tokens)
     spelled = "".join(value for _, value in tokens)
     if any(token == ("op", "angle") for token in tokens):
-        return spelled if all(kind in ("sym", "const") or value == "angle" for kind, value in tokens) else ""
+        return (
+            spelled
+            if all(kind in ("sym", "const") or value == "angle" for kind, value in tokens)
+            else ""
+        )
     first = tokens[0]
     if first[0] in ("sym", "const") and tokens[-1] == ("op", ")"):
-        # A function's value, `f(3)` or `P(X = 2)`; `a(b+c)` with a product inside is also only a name here.
+        # A function's value, `f(3)` or `P(X = 2)`; `a(b+c)` with a product inside is also only a
+        # name here.
         rest = _after_name(tokens, 1)
-        simple = all(kind in ("sym", "const", "num", "rel") or value in ",_{}=<>" for kind, value in tokens[rest + 1 : -1])
+        simple = all(
+            kind in ("sym", "const", "num", "rel") or value in ",_{}=<>"
+            for kind, value in tokens[rest + 1 : -1]
+        )
         return spelled if rest < len(tokens) - 2 and tokens[rest] == ("op", "(") and simple else ""
-    if any(kind == "num" and (at == 0 or tokens[at - 1][1] not in "_{") for at, (kind, _) in enumerate(tokens)):
+    if any(
+        kind == "num" and (at == 0 or tokens[at - 1][1] not in "_{")
+        for at, (kind, _) in enumerate(tokens)
+    ):
         return ""
     if first == ("cmd", "overline"):
         return spelled
@@ -329,7 +376,9 @@ def _label(tokens: list[Token]) -> str:
         tail = tokens[rest:]
         if tail[0] == ("op", ":") or tail[0] == ("rel", ":"):
             return spelled
-        if len(tokens) <= 4 and all(kind in ("sym", "const") and value.isupper() for kind, value in tokens):
+        if len(tokens) <= 4 and all(
+            kind in ("sym", "const") and value.isupper() for kind, value in tokens
+        ):
             return spelled
         return ""
     if first == ("op", "(") and tokens[-1] == ("op", ")"):
@@ -397,7 +446,9 @@ def _bracketed(tokens: list[Token]) -> Answer | None:
     opening, closing = tokens[0][1], tokens[-1][1]
     inside = tokens[1:-1]
     semicolons = _split(inside, lambda token: token == ("op", ";"))
-    parts = semicolons if len(semicolons) > 1 else _split(inside, lambda token: token == ("op", ","))
+    parts = (
+        semicolons if len(semicolons) > 1 else _split(inside, lambda token: token == ("op", ","))
+    )
     if len(parts) == 1:
         if opening == "\\{" and closing == "\\}":
             return Several(_expanded([_item(inside)]), "set")
@@ -445,10 +496,18 @@ def _matrix(tokens: list[Token]) -> Answer:
         if line:
             cells = _split(line, lambda token: token == ("op", "&"))
             rows.append(tuple(_item(cell) for cell in cells))
-    if not rows or len(rows) * max(len(row) for row in rows) > MAX_ITEMS or len({len(row) for row in rows}) > 1:
+    if (
+        not rows
+        or len(rows) * max(len(row) for row in rows) > MAX_ITEMS
+        or len({len(row) for row in rows}) > 1
+    ):
         raise TooComplex("a matrix that is ragged or too large")
     if before:
-        factor = ("neg", ("q", Fraction(1))) if before == [("op", "-")] else parse_formula([t for t in before if t != ("op", "*")])
+        factor = (
+            ("neg", ("q", Fraction(1)))
+            if before == [("op", "-")]
+            else parse_formula([t for t in before if t != ("op", "*")])
+        )
         rows = [tuple(_scaled(cell, factor) for cell in row) for row in rows]
     return Matrix(tuple(rows), bars)
 
@@ -478,21 +537,32 @@ def _scalar(tokens: list[Token]) -> Answer:
     bare = parse_formula(tail)
     decimals = 0
     literal = tail[1:] if tail[0][1] in ("-", "+") else tail
-    if len(literal) == 1 and literal[0][0] == "num" and "." in literal[0][1] and "e" not in literal[0][1].lower():
+    if (
+        len(literal) == 1
+        and literal[0][0] == "num"
+        and "." in literal[0][1]
+        and "e" not in literal[0][1].lower()
+    ):
         decimals = len(literal[0][1].replace(".", "").lstrip("0"))
     node = bare if scale == 1 else ("*", bare, ("q", Fraction(scale)))
     both = _both_signs(node)
     if both is not None:
         bares = _both_signs(bare) or both
         return Several(
-            tuple(Scalar(value, plain if percent else None, unit) for value, plain in zip(both, bares, strict=True)), "pm"
+            tuple(
+                Scalar(value, plain if percent else None, unit)
+                for value, plain in zip(both, bares, strict=True)
+            ),
+            "pm",
         )
     other = parse_formula(product) if product is not None else None
     return Scalar(node, bare if percent else None, unit, decimals, other)
 
 
 def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | None]:
-    """The tokens before a trailing unit, the unit's words, and the reading in which the unit is a factor."""
+    """The tokens before a trailing unit, the unit's words, and the reading in which the unit is a
+    factor.
+    """
     start = 0
     while start < len(tokens) and tokens[start][0] == "text":
         words = tokens[start][1].lower()
@@ -515,7 +585,11 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | 
                     return [item for item in tokens if item[0] != "gap"], "", None
                 raise ParseError("words inside the formula")
             unit = " ".join(value for kind, value in tail if kind != "gap")
-            product = [item for item in tokens if item[0] != "gap"] if loose and not _has_text(tail) else None
+            product = (
+                [item for item in tokens if item[0] != "gap"]
+                if loose and not _has_text(tail)
+                else None
+            )
             return tokens[:at], unit, product
     if not tokens:
         raise ParseError("words without a formula")
@@ -569,9 +643,22 @@ def _signed(node: Node, sign: int) -> Node:
 
 def _trimmed(tokens: list[Token]) -> list[Token]:
     start, end = 0, len(tokens)
-    while start < end and tokens[start] in (("op", "="), ("rel", "="), ("rel", "~"), ("op", ":"), ("op", "."), ("op", "\\\\")):
+    while start < end and tokens[start] in (
+        ("op", "="),
+        ("rel", "="),
+        ("rel", "~"),
+        ("op", ":"),
+        ("op", "."),
+        ("op", "\\\\"),
+    ):
         start += 1
-    while end > start and tokens[end - 1] in (("op", "."), ("op", ","), ("op", ";"), ("op", "\\\\"), ("op", ":")):
+    while end > start and tokens[end - 1] in (
+        ("op", "."),
+        ("op", ","),
+        ("op", ";"),
+        ("op", "\\\\"),
+        ("op", ":"),
+    ):
         end -= 1
     return tokens[start:end]
 

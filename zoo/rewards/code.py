@@ -1,12 +1,13 @@
 """Rewards for code: run what the model wrote against tests, in a sandbox, by value.
 
-The sandbox receives the code and the call expressions, and returns values as plain data; expected values
-stay in this process, which compares. Exit statuses, patched comparisons, forged reports and early exits can
-therefore earn nothing: the code can do no better than to state the right values.
+The sandbox receives the code and the call expressions, and returns values as plain data; expected
+values stay in this process, which compares. Exit statuses, patched comparisons, forged reports and
+early exits can therefore earn nothing: the code can do no better than to state the right values.
 
-Four kinds of tests: pairs of call and expected value (`run_tests`), assertions as in MBPP (`run_asserts`), a
-`check(candidate)` function as in HumanEval (`run_check`), programs from standard input to output
-(`run_stdio`). `CodeReward` picks the kind from the columns of a data row and runs a batch in parallel.
+Four kinds of tests: pairs of call and expected value (`run_tests`), assertions as in MBPP
+(`run_asserts`), a `check(candidate)` function as in HumanEval (`run_check`), programs from standard
+input to output (`run_stdio`). `CodeReward` picks the kind from the columns of a data row and runs a
+batch in parallel.
 """
 
 import ast
@@ -15,7 +16,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.rewards._asserts import CannotSplit, Check, Rejected, literal, split_assert, unroll
@@ -44,7 +45,8 @@ class CodeVerdict:
     """What a program earned, and why.
 
     Attributes:
-        score: 1.0 where every test passed, else 0.0; None where the sandbox failed, so that it is not
+        score: 1.0 where every test passed, else 0.0; None where the sandbox failed, so that it is
+            not
             trained on as a wrong answer.
         reason: one of `REASONS`; of the first test that failed.
         passed: a claim for each test; tests after a timeout or crash did not pass.
@@ -123,8 +125,8 @@ def run_asserts(
 ) -> CodeVerdict:
     """Score 1 where every assertion holds (MBPP: `test_list`, and `test_setup_code` as setup).
 
-    The comparison is the assertion's own: `==` lets 4 equal 4.0, as in the data set. What cannot be split
-    into calls and a comparison runs beside the code and is counted as cheatable.
+    The comparison is the assertion's own: `==` lets 4 equal 4.0, as in the data set. What cannot be
+    split into calls and a comparison runs beside the code and is counted as cheatable.
 
     Raises:
         ValueError: no assertions, or one that does not parse.
@@ -150,8 +152,8 @@ def run_check(
 
     Args:
         code: the whole program: the prompt and what the model wrote.
-        test: source that defines `check(candidate)`; taken apart into assertions where that is possible.
-        entry_point: name of the function under test.
+        test: source that defines `check(candidate)`; taken apart into assertions where that is
+        possible. entry_point: name of the function under test.
     Raises:
         ValueError: test defines no `check`, or entry_point is no name.
         SandboxError: strict, and no isolation on this machine.
@@ -174,7 +176,8 @@ def run_stdio(
 ) -> CodeVerdict:
     """Score 1 where, run as a script, the program prints the expected output for every input.
 
-    Outputs are compared line by line without trailing white space. A non-zero exit status fails the test.
+    Outputs are compared line by line without trailing white space. A non-zero exit status fails the
+    test.
 
     Args:
         tests: [{"stdin": text, "stdout": text}]; each runs in a sandbox of its own.
@@ -220,13 +223,13 @@ class CodeReward:
     timeout: float = 5.0  # seconds for one program
     workers: int = 0  # programs at once; 0: one for each core
     strict: bool = False  # True: refuse to run without namespaces
-    limits: Limits = Limits()  # memory, output, processes of one program
+    limits: Limits = field(default_factory=Limits)  # memory, output, processes of one program
 
     def verdict(self, completion: str, row: Mapping[str, Any]) -> CodeVerdict:
         """The verdict on one completion; the row's columns say the kind of tests.
 
-        Columns: `test_list` (MBPP), `test` and `entry_point` (HumanEval; `prompt` is put before the code),
-        `tests` with `call` and `expected`, or `tests` with `stdin` and `stdout`.
+        Columns: `test_list` (MBPP), `test` and `entry_point` (HumanEval; `prompt` is put before the
+        code), `tests` with `call` and `expected`, or `tests` with `stdin` and `stdout`.
 
         Raises:
             ValueError: the row has none of these.
@@ -249,8 +252,8 @@ class CodeReward:
         if tests and "stdin" in tests[0]:
             return run_stdio(code, tests, **options)
         raise ValueError(
-            f"a row with columns {', '.join(sorted(row))} has no tests for code; it needs test_list, test with "
-            "entry_point, or tests with call and expected (or stdin and stdout)."
+            f"a row with columns {', '.join(sorted(row))} has no tests for code; it needs test_list, "
+            "test with entry_point, or tests with call and expected (or stdin and stdout)."
         )
 
     def verdicts(
@@ -262,11 +265,13 @@ class CodeReward:
 
 
 def run_many(jobs: Iterable[Callable[[], CodeVerdict]], workers: int = 0) -> list[CodeVerdict]:
-    """Run jobs in a pool of threads that wait on their programs; results in order; no thread is left.
+    """Run jobs in a pool of threads that wait on their programs; results in order; no thread is
+    left.
 
     Args:
         jobs: callables, such as `partial(run_tests, code, tests)`.
-        workers: programs at once; 0 takes one for each core this process may use. More only makes programs
+        workers: programs at once; 0 takes one for each core this process may use. More only makes
+            programs
             compete for the cores, and their timeouts with them.
     """
     with ThreadPoolExecutor(workers or cores(), thread_name_prefix="zoo-code") as pool:
@@ -415,7 +420,8 @@ def _judge(
             reasons.append(reason)
         if test.counts:
             passed.append(reason[0] == "passed")
-    # A program that ended any other way than by finishing its calls is not rewarded, whatever it said first.
+    # A program that ended any other way than by finishing its calls is not rewarded, whatever it
+    # said first.
     if ending:
         reasons.append(ending)
     first = next((r for r in reasons if r[0] != "passed"), ("passed", ""))

@@ -1,4 +1,6 @@
-"""Whether an answer is the gold, kind by kind: exact, and unforgiving where the two say different things."""
+"""Whether an answer is the gold, kind by kind: exact, and unforgiving where the two say different
+things.
+"""
 
 import itertools
 import re
@@ -41,12 +43,14 @@ ENOUGH_DIGITS = 15
 
 
 def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -> bool | None:
-    """Whether an answer equals the gold under the contract's rules; None if either was not understood.
+    """Whether an answer equals the gold under the contract's rules; None if either was not
+    understood.
 
     Args:
         gold: the reference, read by `parse_answer`.
         answer: what the model gave, read the same way.
-        ignore_percent: a trailing percent sign of the answer also counts as none (GSM8K's golds drop it).
+        ignore_percent: a trailing percent sign of the answer also counts as none (GSM8K's golds
+        drop it).
     Returns:
         True or False where both were understood (or are spelled alike), None otherwise.
     """
@@ -57,7 +61,9 @@ def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -
     if isinstance(gold.answer, Words):
         return _same_words(gold, answer)
     if gold.answer is None or answer.answer is None:
-        if _WORDLESS.sub("", gold.text) == _WORDLESS.sub("", answer.text) and not re.search(r"\d\s+\d", answer.text):
+        if _WORDLESS.sub("", gold.text) == _WORDLESS.sub("", answer.text) and not re.search(
+            r"\d\s+\d", answer.text
+        ):
             return True
         return False if gold.too_complex or answer.too_complex else None
     if _equal(gold.answer, answer.answer, ignore_percent):
@@ -72,18 +78,26 @@ def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -
 
 def is_several(gold: Answer | None, answer: Answer | None) -> bool:
     """Whether an answer offers more than one value to a gold that has one."""
-    single = isinstance(gold, Scalar | Words | Based | Ratio) or (isinstance(gold, Relation) and "=" in gold.signs)
+    single = isinstance(gold, Scalar | Words | Based | Ratio) or (
+        isinstance(gold, Relation) and "=" in gold.signs
+    )
     if not single:
         return False
     if isinstance(answer, Relation):
         return any(sign != "=" for sign in answer.signs)
-    return isinstance(answer, Several | Union) or (isinstance(answer, Ordered) and len(answer.items) > 1)
+    return isinstance(answer, Several | Union) or (
+        isinstance(answer, Ordered) and len(answer.items) > 1
+    )
 
 
 def _same_words(gold: Parsed, answer: Parsed) -> bool:
     if len(gold.words) == 1 and answer.words:
         return gold.words.casefold() == answer.words.casefold()
-    if isinstance(answer.answer, Relation) and answer.answer.labels[0] and answer.answer.signs == ("=",):
+    if (
+        isinstance(answer.answer, Relation)
+        and answer.answer.labels[0]
+        and answer.answer.signs == ("=",)
+    ):
         last = answer.answer.sides[-1]
         return isinstance(last, Words) and last.key == gold.words != ""
     return False
@@ -92,17 +106,26 @@ def _same_words(gold: Parsed, answer: Parsed) -> bool:
 def _equal(gold: Answer, answer: Answer, loose: bool) -> bool:
     if isinstance(gold, Relation) or isinstance(answer, Relation):
         return _same_relation(gold, answer, loose)
-    if isinstance(gold, Several) and len(gold.items) == 1 and gold.kind == "set" and not isinstance(answer, Several):
+    if (
+        isinstance(gold, Several)
+        and len(gold.items) == 1
+        and gold.kind == "set"
+        and not isinstance(answer, Several)
+    ):
         return _equal(gold.items[0], answer, loose)
     if isinstance(answer, Several) and not isinstance(gold, Several):
         if answer.kind == "pm":
             return all(_equal(gold, item, loose) for item in answer.items)
         if len(answer.items) == 1 and answer.kind == "set":
             return _equal(gold, answer.items[0], loose)
-        if isinstance(gold, Ordered):
-            return _same_assignment(gold, answer, loose)
-    if isinstance(gold, Several) and isinstance(answer, Ordered):
-        return _same_assignment(answer, gold, loose)
+        if isinstance(gold, Ordered) and _same_assignment(gold, answer, loose):
+            return True
+    if (
+        isinstance(gold, Several)
+        and isinstance(answer, Ordered)
+        and _same_assignment(answer, gold, loose)
+    ):
+        return True
     if _is_set(gold) and _is_set(answer):
         return _same_sets(gold, answer)
     if type(gold) is not type(answer):
@@ -126,12 +149,16 @@ def _equal(gold: Answer, answer: Answer, loose: bool) -> bool:
             and all(_all_equal(a, b, loose) for a, b in zip(gold.rows, answer.rows, strict=True))
         )
     if isinstance(gold, Ratio) and isinstance(answer, Ratio):
-        return _all_equal(gold.items, answer.items, loose) and not units_conflict(gold.unit, answer.unit)
+        return _all_equal(gold.items, answer.items, loose) and not units_conflict(
+            gold.unit, answer.unit
+        )
     return gold == answer
 
 
 def _all_equal(golds: tuple[Answer, ...], answers: tuple[Answer, ...], loose: bool) -> bool:
-    return len(golds) == len(answers) and all(_equal(a, b, loose) for a, b in zip(golds, answers, strict=True))
+    return len(golds) == len(answers) and all(
+        _equal(a, b, loose) for a, b in zip(golds, answers, strict=True)
+    )
 
 
 # ---------------------------------------------------------------- one value
@@ -140,8 +167,8 @@ def _all_equal(golds: tuple[Answer, ...], answers: tuple[Answer, ...], loose: bo
 def same_scalar(gold: Scalar, answer: Scalar, loose: bool) -> bool:
     """Whether two formulas agree in value, percent signs and units considered.
 
-    A gold with a percent sign also accepts the number without one; an answer's sign is only forgiven when `loose`.
-    Both units are ignored unless they are known and different.
+    A gold with a percent sign also accepts the number without one; an answer's sign is only
+    forgiven when `loose`. Both units are ignored unless they are known and different.
     """
     if gold.unit and answer.unit and units_conflict(gold.unit, answer.unit):
         return False
@@ -163,7 +190,9 @@ def same_scalar(gold: Scalar, answer: Scalar, loose: bool) -> bool:
 
 def _rounds_to(gold: Node, gold_digits: int, answer: Node, answer_digits: int) -> bool:
     """Whether one side is the other's decimal expansion to at least `ENOUGH_DIGITS` digits."""
-    decimal, value, digits = (answer, gold, answer_digits) if answer_digits else (gold, answer, gold_digits)
+    decimal, value, digits = (
+        (answer, gold, answer_digits) if answer_digits else (gold, answer, gold_digits)
+    )
     if digits < ENOUGH_DIGITS or (gold_digits and answer_digits) or has_symbols(value):
         return False
     try:
@@ -189,22 +218,26 @@ def _recurs(value: Fraction) -> bool:
 
 
 _UNITS = {
-    "in": "inch", "inches": "inch", "inch": "inch", "ft": "foot", "feet": "foot", "foot": "foot", "yd": "yard",
-    "yard": "yard", "yards": "yard", "mi": "mile", "mile": "mile", "miles": "mile", "mm": "mm", "millimeters": "mm",
-    "millimeter": "mm", "cm": "cm", "centimeter": "cm", "centimeters": "cm", "centimetres": "cm", "m": "m",
-    "meter": "m", "meters": "m", "metre": "m", "metres": "m", "km": "km", "kilometer": "km", "kilometers": "km",
-    "kilometres": "km", "g": "g", "gram": "g", "grams": "g", "kg": "kg", "kilogram": "kg", "kilograms": "kg",
-    "lb": "pound", "lbs": "pound", "pound": "pound", "pounds": "pound", "oz": "ounce", "ounce": "ounce",
-    "ounces": "ounce", "second": "s", "seconds": "s", "sec": "s", "minute": "min", "minutes": "min", "min": "min",
-    "hour": "h", "hours": "h", "hr": "h", "hrs": "h", "day": "day", "days": "day", "week": "week", "weeks": "week",
-    "month": "month", "months": "month", "year": "year", "years": "year", "cent": "cent", "cents": "cent",
-    "dollar": "dollar", "dollars": "dollar", "degree": "degree", "degrees": "degree", "radian": "radian",
+    "in": "inch", "inches": "inch", "inch": "inch", "ft": "foot", "feet": "foot", "foot": "foot",
+    "yd": "yard", "yard": "yard", "yards": "yard", "mi": "mile", "mile": "mile", "miles": "mile",
+    "mm": "mm", "millimeters": "mm", "millimeter": "mm", "cm": "cm", "centimeter": "cm",
+    "centimeters": "cm", "centimetres": "cm", "m": "m", "meter": "m", "meters": "m", "metre": "m",
+    "metres": "m", "km": "km", "kilometer": "km", "kilometers": "km", "kilometres": "km", "g": "g",
+    "gram": "g", "grams": "g", "kg": "kg", "kilogram": "kg", "kilograms": "kg", "lb": "pound",
+    "lbs": "pound", "pound": "pound", "pounds": "pound", "oz": "ounce", "ounce": "ounce",
+    "ounces": "ounce", "second": "s", "seconds": "s", "sec": "s", "minute": "min",
+    "minutes": "min", "min": "min", "hour": "h", "hours": "h", "hr": "h", "hrs": "h", "day": "day",
+    "days": "day", "week": "week", "weeks": "week", "month": "month", "months": "month",
+    "year": "year", "years": "year", "cent": "cent", "cents": "cent", "dollar": "dollar",
+    "dollars": "dollar", "degree": "degree", "degrees": "degree", "radian": "radian",
     "radians": "radian", "am": "am", "pm": "pm", "a.m": "am", "p.m": "pm",
 }  # fmt: skip
 
 
 def units_conflict(first: str, second: str) -> bool:
-    """Whether both units are known words for different things: 10 cm and 10 m, cm² and cm³, AM and PM."""
+    """Whether both units are known words for different things: 10 cm and 10 m, cm² and cm³, AM and
+    PM.
+    """
     one, power = _unit_word(first)
     two, other = _unit_word(second)
     if not one or not two:
@@ -216,7 +249,11 @@ def _unit_word(unit: str) -> tuple[str, int]:
     """The unit a text names and its power; "" for anything but one known word."""
     power = 2 if "square" in unit or "^ 2" in unit or "^ { 2" in unit else 1
     power = 3 if "cubic" in unit or "^ 3" in unit or "^ { 3" in unit else power
-    words = [word for word in re.split(r"[^a-z.]+", unit.lower()) if word not in ("", "square", "cubic", "sq", "cu")]
+    words = [
+        word
+        for word in re.split(r"[^a-z.]+", unit.lower())
+        if word not in ("", "square", "cubic", "sq", "cu")
+    ]
     return (_UNITS.get(words[0].rstrip("."), "") if len(words) == 1 else ""), power
 
 
@@ -231,16 +268,23 @@ def _same_several(gold: Several, answer: Several, loose: bool) -> bool:
     answers, answer_names = _named_values(answer)
     if gold_names and answer_names and sorted(gold_names) == sorted(answer_names):
         by_name = dict(zip(answer_names, answers, strict=True))
-        return all(_equal(value, by_name[name], loose) for name, value in zip(gold_names, golds, strict=True))
+        return all(
+            _equal(value, by_name[name], loose)
+            for name, value in zip(gold_names, golds, strict=True)
+        )
     if gold_names or any(_is_dots(item) for item in golds):
         return _all_equal(golds, answers, loose)
     # As sets: a value given twice is given.
     matched = [any(_equal(value, other, loose) for other in answers) for value in golds]
-    return all(matched) and all(any(_equal(value, other, loose) for value in golds) for other in answers)
+    return all(matched) and all(
+        any(_equal(value, other, loose) for value in golds) for other in answers
+    )
 
 
 def _named_values(several: Several) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
-    """Values, and their names if every value has its own: `x = 2, y = 3` but not `x = 1, x = -2`."""
+    """Values, and their names if every value has its own: `x = 2, y = 3` but not `x = 1, x =
+    -2`.
+    """
     values: list[Answer] = []
     names: list[str] = []
     for item in several.items:
@@ -260,41 +304,61 @@ def _is_dots(answer: Answer) -> bool:
 def _same_assignment(pair: Ordered, named: Several, loose: bool) -> bool:
     """`p = 5, q = 2` and (5,2) agree, in that order."""
     values, names = _named_values(named)
-    return bool(names) and pair.opening == "(" and pair.closing == ")" and _all_equal(pair.items, values, loose)
+    return (
+        bool(names)
+        and pair.opening == "("
+        and pair.closing == ")"
+        and _all_equal(pair.items, values, loose)
+    )
 
 
 # ---------------------------------------------------------------- relations
 
 
 def _same_relation(gold: Answer, answer: Answer, loose: bool) -> bool:
-    gold_equation = isinstance(gold, Relation) and set(gold.signs) == {"="}
-    answer_equation = isinstance(answer, Relation) and set(answer.signs) == {"="}
-    if gold_equation and answer_equation:
-        return _same_equation(gold, answer, loose)
-    if gold_equation:
+    equation, given = _as_equation(gold), _as_equation(answer)
+    if equation and given:
+        return _same_equation(equation, given, loose)
+    if equation:
         # An equation is only answered by a bare value if one side is a mere name.
-        if not gold.labels[0] or isinstance(answer, Relation):
-            return _named_list(gold, answer, loose)
-        value = gold.sides[-1]
-        return _equal(value, answer, loose) or _named_list(gold, answer, loose)
-    if answer_equation:
-        value = _value_of(answer)
+        if equation.labels[0] and not isinstance(answer, Relation):
+            if _equal(equation.sides[-1], answer, loose):
+                return True
+        return _named_list(equation, answer, loose)
+    if given:
+        value = _value_of(given)
         return value is not None and _equal(gold, value, loose)
-    if isinstance(answer, Relation) and answer.signs == ("in",) and isinstance(answer.sides[1], Several):
+    if (
+        isinstance(answer, Relation)
+        and answer.signs == ("in",)
+        and isinstance(answer.sides[1], Several)
+    ):
         return _equal(gold, answer.sides[1], loose)
     if isinstance(gold, Relation) and gold.signs == ("in",) and isinstance(gold.sides[1], Several):
         return _equal(gold.sides[1], answer, loose)
     if isinstance(gold, Several) or isinstance(answer, Several):
         return _is_set(gold) and _is_set(answer) and _same_sets(gold, answer)
-    if isinstance(gold, Relation) and isinstance(answer, Relation) and _same_inequality(gold, answer):
+    if (
+        isinstance(gold, Relation)
+        and isinstance(answer, Relation)
+        and _same_inequality(gold, answer)
+    ):
         return True
     return _is_set(gold) and _is_set(answer) and _same_sets(gold, answer)
+
+
+def _as_equation(answer: Answer) -> Relation | None:
+    return answer if isinstance(answer, Relation) and set(answer.signs) == {"="} else None
 
 
 def _named_list(gold: Relation, answer: Answer, loose: bool) -> bool:
     """`(p,q) = (3,2)` is answered by `p = 3, q = 2`."""
     value = gold.sides[-1]
-    if not isinstance(value, Ordered) or not isinstance(answer, Several) or not gold.labels[0].startswith("("):
+    if (
+        not isinstance(value, Ordered)
+        or not isinstance(answer, Several)
+        or not gold.labels[0].startswith("(")
+    ):
         return False
     values, names = _named_values(answer)
     wanted = gold.labels[0].strip("()").split(",")
@@ -305,9 +369,15 @@ def _named_list(gold: Relation, answer: Answer, loose: bool) -> bool:
 
 
 def _value_of(relation: Relation) -> Answer | None:
-    """What an equation answers: the last side, if the first is a name or all constant sides agree."""
-    constants = [side for side in relation.sides if isinstance(side, Scalar) and not has_symbols(side.node)]
-    if any(not same_value(first.node, second.node) for first, second in itertools.pairwise(constants)):
+    """What an equation answers: the last side, if the first is a name or all constant sides
+    agree.
+    """
+    constants = [
+        side for side in relation.sides if isinstance(side, Scalar) and not has_symbols(side.node)
+    ]
+    if any(
+        not same_value(first.node, second.node) for first, second in itertools.pairwise(constants)
+    ):
         return None
     if relation.labels[0]:
         return relation.sides[-1]
@@ -351,9 +421,14 @@ def _same_inequality(gold: Relation, answer: Relation) -> bool:
     if len(gold.sides) != 2 or len(answer.sides) != 2:
         if len(gold.sides) != len(answer.sides):
             return False
-        turned = Relation(answer.sides[::-1], tuple(_FLIP.get(s, s) for s in answer.signs[::-1]), answer.labels[::-1])
+        turned = Relation(
+            answer.sides[::-1],
+            tuple(_FLIP.get(s, s) for s in answer.signs[::-1]),
+            answer.labels[::-1],
+        )
         return any(
-            gold.signs == other.signs and _all_equal(gold.sides, other.sides, False) for other in (answer, turned)
+            gold.signs == other.signs and _all_equal(gold.sides, other.sides, False)
+            for other in (answer, turned)
         )
     sign, other = gold.signs[0], answer.signs[0]
     if sign not in _FLIP or other not in _FLIP:
@@ -369,7 +444,8 @@ def _same_inequality(gold: Relation, answer: Relation) -> bool:
 
 # ---------------------------------------------------------------- sets of numbers
 
-# A range is a list of pieces (low, low is in, high, high is in) and the variable it is about ("" for none).
+# A range is a list of pieces (low, low is in, high, high is in) and the variable it is about (""
+# for none).
 Piece = tuple[Node, bool, Node, bool]
 Range = tuple[list[Piece], str]
 
@@ -401,7 +477,10 @@ def _same_sets(gold: Answer, answer: Answer) -> bool:
     if pieces is None or others is None:
         pieces, others = first[0], second[0]
     return len(pieces) == len(others) and all(
-        one[1] == two[1] and one[3] == two[3] and same_end(one[0], two[0]) and same_end(one[2], two[2])
+        one[1] == two[1]
+        and one[3] == two[3]
+        and same_end(one[0], two[0])
+        and same_end(one[2], two[2])
         for one, two in zip(pieces, others, strict=True)
     )
 
@@ -464,7 +543,9 @@ def _points(answer: Answer) -> Range | None:
         return None
     if not all(isinstance(item, Scalar) for item in answer.items):
         return None
-    return [(item.node, True, item.node, True) for item in answer.items if isinstance(item, Scalar)], ""
+    return [
+        (item.node, True, item.node, True) for item in answer.items if isinstance(item, Scalar)
+    ], ""
 
 
 def _without(pieces: list[Piece], point: Node) -> list[Piece] | None:
@@ -590,7 +671,9 @@ def _substituted(node: Node, value: Node) -> Node:
 def _merged(pieces: list[Piece]) -> list[Piece] | None:
     """Pieces in order, overlapping and touching ones joined; None when an end has variables."""
     try:
-        keyed: list[tuple[Any, Any, Piece]] = [(real_value(p[0]), real_value(p[2]), p) for p in pieces]
+        keyed: list[tuple[Any, Any, Piece]] = [
+            (real_value(p[0]), real_value(p[2]), p) for p in pieces
+        ]
     except (NotExact, Undefined, TypeError, ValueError, OverflowError):
         return None
     keyed.sort(key=lambda entry: (entry[0], not entry[2][1], entry[1]))

@@ -3,13 +3,16 @@
 Three evaluations, each more general and slower:
 
 1. exact rational arithmetic (`Fraction`), for formulas without variables;
-2. arithmetic modulo a 61-bit prime at points derived from the variables' names (Schwartz and Zippel's test):
-   decides rational functions in both directions. What is not rational (roots, sines, sums) is a random oracle of its
-   argument's value, so equality found this way still holds, and inequality sends the pair to 3;
-3. 60 significant digits at three points, confirmed with 120: decides roots, logarithms and trigonometry.
+2. arithmetic modulo a 61-bit prime at points derived from the variables' names (Schwartz and
+Zippel's test):
+   decides rational functions in both directions. What is not rational (roots, sines, sums) is a
+   random oracle of its argument's value, so equality found this way still holds, and inequality
+   sends the pair to 3;
+3. 60 significant digits at three points, confirmed with 120: decides roots, logarithms and
+trigonometry.
 
-Every number is capped before it is computed: no tower of powers and no factorial costs more than microseconds.
-Sources: Schwartz 1980, J. ACM 27(4) lemma 1; Zippel 1979, EUROSAM.
+Every number is capped before it is computed: no tower of powers and no factorial costs more than
+microseconds. Sources: Schwartz 1980, J. ACM 27(4) lemma 1; Zippel 1979, EUROSAM.
 """
 
 import hashlib
@@ -20,7 +23,9 @@ from typing import Any
 
 from zoo.rewards.expression import Node
 
-PRIME = 2305843009213693921  # the largest prime below 2**61 that is 1 modulo 4, so that i has an image
+PRIME = (
+    2305843009213693921  # the largest prime below 2**61 that is 1 modulo 4, so that i has an image
+)
 MAX_BITS = 20_000
 MAX_FACTORIAL = 1_000
 _POINTS = 3
@@ -108,7 +113,9 @@ def exact_root(value: Fraction, degree: int) -> Fraction:
         if degree % 2 == 0:
             raise NotExact("an even root of a negative number")
         return -exact_root(-value, degree)
-    return Fraction(_integer_root(value.numerator, degree), _integer_root(value.denominator, degree))
+    return Fraction(
+        _integer_root(value.numerator, degree), _integer_root(value.denominator, degree)
+    )
 
 
 def _integer_root(value: int, degree: int) -> int:
@@ -185,7 +192,9 @@ def _oracle(*key: Any) -> int:
 
 
 class Residues:
-    """Evaluates formulas modulo `PRIME` at one point; `oracles` says whether anything was not rational."""
+    """Evaluates formulas modulo `PRIME` at one point; `oracles` says whether anything was not
+    rational.
+    """
 
     def __init__(self, point: int) -> None:
         self.point = point
@@ -229,7 +238,11 @@ class Residues:
     def _symbol(self, name: str, subscript: Node | None) -> int:
         if subscript is None:
             level = self.bound.get(name)
-            return _oracle("symbol", name, self.point) if level is None else _oracle("index", level, self.point)
+            return (
+                _oracle("symbol", name, self.point)
+                if level is None
+                else _oracle("index", level, self.point)
+            )
         return _oracle("symbol", name, self.value(subscript), self.point)
 
     def _power(self, base: Node, exponent: Node) -> int:
@@ -335,7 +348,8 @@ class Digits:
         key = None if subscript is None else Residues(self.point).value(subscript)
         seed = _oracle("real", name, key, self.point)
         size = self.mp.mpf(seed % (1 << 40)) / (1 << 40) * 2 + self.mp.mpf(1) / 5
-        # The first point is positive, where roots and logarithms behave; later ones have both signs.
+        # The first point is positive, where roots and logarithms behave; later ones have both
+        # signs.
         return -size if self.point and seed >> 60 & 1 ^ (self.point & 1) else size
 
     def _power(self, base: Node, exponent: Node) -> Any:
@@ -365,7 +379,11 @@ class Digits:
         if not base:
             return
         size = abs(self.mp.log(abs(base))) + 4
-        power = abs(self.mp.mpf(exponent.numerator) / exponent.denominator) if isinstance(exponent, Fraction) else abs(exponent)
+        power = (
+            abs(self.mp.mpf(exponent.numerator) / exponent.denominator)
+            if isinstance(exponent, Fraction)
+            else abs(exponent)
+        )
         if power * size > 10**6:
             raise TooBig("a power past the cap")
 
@@ -403,8 +421,8 @@ class Digits:
 
 
 _MP_NAMES = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
-    "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec",
+    "arccsc": "acsc", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
 }  # fmt: skip
 
 
@@ -416,7 +434,8 @@ def _is_real_negative(value: Any) -> bool:
 
 
 def same_value(left: Node, right: Node) -> bool:
-    """Whether two formulas are equal for all values of their variables, as far as this module can tell.
+    """Whether two formulas are equal for all values of their variables, as far as this module can
+    tell.
 
     Undefined and too large formulas are equal to nothing but a formula with the same residues.
     """
@@ -442,9 +461,11 @@ def same_value(left: Node, right: Node) -> bool:
 
 
 def same_up_to_factor(left: Node, right: Node) -> int:
-    """Sign of the constant c with left = c · right for all values of the variables; 0 if there is none.
+    """Sign of the constant c with left = c · right for all values of the variables; 0 if there is
+    none.
 
-    Used for equations (multiples of an equation are equal) and inequalities (where the sign matters).
+    Used for equations (multiples of an equation are equal) and inequalities (where the sign
+    matters).
     """
     try:
         first = [Residues(point) for point in range(2)]
@@ -480,7 +501,9 @@ def same_up_to_factor(left: Node, right: Node) -> int:
 
 
 def real_value(node: Node) -> Any:
-    """A real constant to 60 digits, for ordering the ends of intervals; NotExact for anything else."""
+    """A real constant to 60 digits, for ordering the ends of intervals; NotExact for anything
+    else.
+    """
     if has_symbols(node):
         raise NotExact("variables have no order")
     if node == ("const", "inf"):

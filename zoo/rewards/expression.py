@@ -1,7 +1,7 @@
 """A small LaTeX and plain-text formula grammar: text to tokens to a tree of tuples.
 
-Nothing is evaluated here and nothing is ever passed to `eval`. Length and depth are capped, so parsing is linear in a
-bounded input. A tree is a nested tuple whose first entry names the node:
+Nothing is evaluated here and nothing is ever passed to `eval`. Length and depth are capped, so
+parsing is linear in a bounded input. A tree is a nested tuple whose first entry names the node:
 
     ("q", Fraction)  ("sym", name, subscript tree | None)  ("const", "pi"|"e"|"i"|"inf"|"dots")
     ("+", a, b, …)  ("*", a, b)  ("/", a, b)  ("^", a, b)  ("neg", a)  ("pm", sign, a)
@@ -29,38 +29,204 @@ class TooComplex(ParseError):
 
 
 FUNCTIONS = frozenset(
-    ["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "coth", "sech", "csch", "arcsinh", "arccosh", "arctanh", "log", "ln", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg"]
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "arccot",
+        "arcsec",
+        "arccsc",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "sech",
+        "csch",
+        "arcsinh",
+        "arccosh",
+        "arctanh",
+        "log",
+        "ln",
+        "lg",
+        "exp",
+        "sqrt",
+        "cbrt",
+        "abs",
+        "floor",
+        "ceil",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "det",
+        "Re",
+        "Im",
+        "arg",
+    ]
 )
 _TRIG = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
 _GREEK = frozenset(
-    ["alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "varrho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar", "aleph"]
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "varepsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "vartheta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "varrho",
+        "sigma",
+        "tau",
+        "upsilon",
+        "phi",
+        "varphi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Pi",
+        "Sigma",
+        "Upsilon",
+        "Phi",
+        "Psi",
+        "Omega",
+        "ell",
+        "hbar",
+        "aleph",
+    ]
 )
 _BOUND = frozenset(["sum", "prod", "int", "lim", "oint", "iint", "iiint", "bigcup", "bigcap"])
 # Formatting commands that change nothing in the value.
 _SKIP = frozenset(
-    ["left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "quad", "qquad", "hspace", "vspace", "thinspace", "medspace", "thickspace", "negthinspace", "rm", "bf", "it", "sf", "tt", "mathstrut", "middle", "boldmath", "ensuremath", "hfill", "noindent", "large", "Large", "normalsize", "small", "null"]
+    [
+        "left",
+        "right",
+        "big",
+        "Big",
+        "bigg",
+        "Bigg",
+        "bigl",
+        "bigr",
+        "Bigl",
+        "Bigr",
+        "biggl",
+        "biggr",
+        "Biggl",
+        "Biggr",
+        "displaystyle",
+        "textstyle",
+        "scriptstyle",
+        "limits",
+        "nolimits",
+        "quad",
+        "qquad",
+        "hspace",
+        "vspace",
+        "thinspace",
+        "medspace",
+        "thickspace",
+        "negthinspace",
+        "rm",
+        "bf",
+        "it",
+        "sf",
+        "tt",
+        "mathstrut",
+        "middle",
+        "boldmath",
+        "ensuremath",
+        "hfill",
+        "noindent",
+        "large",
+        "Large",
+        "normalsize",
+        "small",
+        "null",
+    ]
 )
 _TRANSPARENT = frozenset(
-    ["mathbf", "mathit", "mathsf", "mathtt", "boldsymbol", "bm", "mathcal", "mathscr", "mathfrak", "mathnormal", "operatorname", "boxed", "fbox", "vec", "hat", "tilde", "bar", "overrightarrow", "overline", "underline", "dot", "mathop"]
+    [
+        "mathbf",
+        "mathit",
+        "mathsf",
+        "mathtt",
+        "boldsymbol",
+        "bm",
+        "mathcal",
+        "mathscr",
+        "mathfrak",
+        "mathnormal",
+        "operatorname",
+        "boxed",
+        "fbox",
+        "vec",
+        "hat",
+        "tilde",
+        "bar",
+        "overrightarrow",
+        "overline",
+        "underline",
+        "dot",
+        "mathop",
+    ]
 )
-_TEXT = frozenset(["text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "mathrm", "emph"])
+_TEXT = frozenset(
+    [
+        "text",
+        "textbf",
+        "textit",
+        "textrm",
+        "textsf",
+        "texttt",
+        "textnormal",
+        "mbox",
+        "hbox",
+        "mathrm",
+        "emph",
+    ]
+)
 _MULTIPLY = frozenset(["cdot", "times", "ast", "cdotp", "star"])
 _RELATIONS = {
-    "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=", "lt": "<", "gt": ">",
-    "ne": "!=", "neq": "!=", "in": "in", "approx": "~", "approxeq": "~", "simeq": "~", "sim": "~", "equiv": "=",
-    "to": "->", "rightarrow": "->", "Rightarrow": "->", "implies": "->", "iff": "->", "mapsto": "->", "mid": "mid",
-    "parallel": "mid", "perp": "mid", "cong": "cong", "propto": "propto", "subset": "subset", "subseteq": "subset",
-    "notin": "notin", "colon": ":",
+    "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=",
+    "lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "in": "in", "approx": "~", "approxeq": "~",
+    "simeq": "~", "sim": "~", "equiv": "=", "to": "->", "rightarrow": "->", "Rightarrow": "->",
+    "implies": "->", "iff": "->", "mapsto": "->", "mid": "mid", "parallel": "mid", "perp": "mid",
+    "cong": "cong", "propto": "propto", "subset": "subset", "subseteq": "subset", "notin": "notin",
+    "colon": ":",
 }  # fmt: skip
 _SYMBOL_COMMANDS = {
-    "cup": "cup", "cap": "cap", "setminus": "setminus", "smallsetminus": "setminus", "backslash": "setminus",
-    "lor": "or", "vee": "or", "land": "and", "wedge": "and", "pm": "pm", "mp": "mp", "div": "/", "lbrace": "\\{",
-    "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "lvert": "|", "rvert": "|",
-    "vert": "|", "lfloor": "lfloor", "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "circ": "circ",
-    "degree": "deg", "prime": "'", "over": "over", "choose": "choose", "infty": "infty", "langle": "(",
-    "rangle": ")", "angle": "angle", "triangle": "angle", "measuredangle": "angle", "emptyset": "empty",
-    "varnothing": "empty",
+    "cup": "cup", "cap": "cap", "setminus": "setminus", "smallsetminus": "setminus",
+    "backslash": "setminus", "lor": "or", "vee": "or", "land": "and", "wedge": "and", "pm": "pm",
+    "mp": "mp", "div": "/", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
+    "lparen": "(", "rparen": ")", "lvert": "|", "rvert": "|", "vert": "|", "lfloor": "lfloor",
+    "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "circ": "circ", "degree": "deg",
+    "prime": "'", "over": "over", "choose": "choose", "infty": "infty", "langle": "(",
+    "rangle": ")", "angle": "angle", "triangle": "angle", "measuredangle": "angle",
+    "emptyset": "empty", "varnothing": "empty",
 }  # fmt: skip
 _DOTS = frozenset(["ldots", "dots", "cdots", "dotsc", "dotsb", "vdots", "ddots", "dotso"])
 _FRACTIONS = frozenset(["frac", "dfrac", "tfrac", "cfrac"])
@@ -90,9 +256,84 @@ _TOKEN = re.compile(
 )
 
 _UNIT_WORDS = frozenset(
-    ["cm", "mm", "km", "kg", "mg", "ml", "mL", "lb", "lbs", "oz", "ft", "in", "inch", "inches", "foot", "feet", "yd", "mi", "mph", "kph", "hr", "hrs", "sec", "secs", "min", "mins", "day", "days", "cup", "cups", "USD", "usd", "EUR", "GBP", "CNY", "RMB", "AM", "PM", "am", "pm", "men", "pts", "rad", "rads", "deg", "degs", "kmh", "Hz", "kHz", "Wh", "kWh", "kJ", "kN", "Pa", "kPa"]
+    [
+        "cm",
+        "mm",
+        "km",
+        "kg",
+        "mg",
+        "ml",
+        "mL",
+        "lb",
+        "lbs",
+        "oz",
+        "ft",
+        "in",
+        "inch",
+        "inches",
+        "foot",
+        "feet",
+        "yd",
+        "mi",
+        "mph",
+        "kph",
+        "hr",
+        "hrs",
+        "sec",
+        "secs",
+        "min",
+        "mins",
+        "day",
+        "days",
+        "cup",
+        "cups",
+        "USD",
+        "usd",
+        "EUR",
+        "GBP",
+        "CNY",
+        "RMB",
+        "AM",
+        "PM",
+        "am",
+        "pm",
+        "men",
+        "pts",
+        "rad",
+        "rads",
+        "deg",
+        "degs",
+        "kmh",
+        "Hz",
+        "kHz",
+        "Wh",
+        "kWh",
+        "kJ",
+        "kN",
+        "Pa",
+        "kPa",
+    ]
 )
-_SHORT_WORDS = frozenset(["no", "yes", "odd", "all", "any", "not", "None", "none", "nan", "NaN", "the", "is", "are", "an", "of", "to"])
+_SHORT_WORDS = frozenset(
+    [
+        "no",
+        "yes",
+        "odd",
+        "all",
+        "any",
+        "not",
+        "None",
+        "none",
+        "nan",
+        "NaN",
+        "the",
+        "is",
+        "are",
+        "an",
+        "of",
+        "to",
+    ]
+)
 
 
 def tokenize(text: str, *, limit: int = MAX_TOKENS) -> list[Token]:
@@ -130,7 +371,12 @@ def tokenize(text: str, *, limit: int = MAX_TOKENS) -> list[Token]:
             _text(text[position:end], tokens, limit)
             position = end + 1
         elif kind == "relation":
-            tokens.append(("rel", {"=<": "<=", "=>": "->", "==": "=", ":=": "=", "<>": "!="}.get(value, value)))
+            tokens.append(
+                (
+                    "rel",
+                    {"=<": "<=", "=>": "->", "==": "=", ":=": "=", "<>": "!="}.get(value, value),
+                )
+            )
         elif kind == "escaped":
             if value in ("\\{", "\\}", "\\%", "\\|"):
                 tokens.append(("op", value if value in ("\\{", "\\}") else value[1]))
@@ -199,7 +445,9 @@ def _command(name: str, tokens: list[Token]) -> None:
 
 
 def _word(word: str, tokens: list[Token], spaced: bool) -> None:
-    if word in FUNCTIONS and not (word in _UNIT_WORDS and spaced and tokens and tokens[-1][0] == "num"):
+    if word in FUNCTIONS and not (
+        word in _UNIT_WORDS and spaced and tokens and tokens[-1][0] == "num"
+    ):
         tokens.append(("cmd", word))
     elif word == "pi" or word == "Pi":
         tokens.append(("const", "pi"))
@@ -209,7 +457,12 @@ def _word(word: str, tokens: list[Token], spaced: bool) -> None:
         tokens.append(("op", "infty"))
     elif word in ("C", "F") and _after_degree(tokens):
         tokens.append(("text", word))
-    elif len(word) >= 4 or word in _UNIT_WORDS or word in _SHORT_WORDS or _continues_words(word, tokens, spaced):
+    elif (
+        len(word) >= 4
+        or word in _UNIT_WORDS
+        or word in _SHORT_WORDS
+        or _continues_words(word, tokens, spaced)
+    ):
         if tokens and tokens[-1][0] == "text":
             tokens[-1] = ("text", tokens[-1][1] + " " + word)
         else:
@@ -223,7 +476,9 @@ def _word(word: str, tokens: list[Token], spaced: bool) -> None:
 
 def _after_degree(tokens: list[Token]) -> bool:
     last = [value for _, value in tokens[-2:]]
-    return bool(last) and (last[-1] in ("circ", "deg") or (last[-1] == "}" and last[0] in ("circ", "deg")))
+    return bool(last) and (
+        last[-1] in ("circ", "deg") or (last[-1] == "}" and last[0] in ("circ", "deg"))
+    )
 
 
 def _continues_words(word: str, tokens: list[Token], spaced: bool) -> bool:
@@ -371,7 +626,12 @@ class Parser:
         if tokens[at + 1] == ("cmd", "frac"):
             self.at += 1
             node = self._power()
-            if node[0] == "/" and node[1][0] == "q" and node[2][0] == "q" and node[1][1] < node[2][1]:
+            if (
+                node[0] == "/"
+                and node[1][0] == "q"
+                and node[2][0] == "q"
+                and node[1][1] < node[2][1]
+            ):
                 if self._is("^"):
                     raise ParseError("a power of a mixed number")
                 return ("q", whole + node[1][1] / node[2][1])
@@ -480,7 +740,11 @@ class Parser:
             return self._group()
         kind, value = self._peek()
         if kind == "num" and value.isdigit() and len(value) > 1:
-            self.tokens = self.tokens[: self.at] + [("num", value[0]), ("num", value[1:])] + self.tokens[self.at + 1 :]
+            self.tokens = (
+                self.tokens[: self.at]
+                + [("num", value[0]), ("num", value[1:])]
+                + self.tokens[self.at + 1 :]
+            )
             self.at += 1
             return ("q", Fraction(int(value[0])))
         return self._primary()
@@ -536,7 +800,12 @@ class Parser:
         kind, digits = self._peek()
         self.at += 1
         self._expect("}")
-        if kind != "num" or not digits.isdigit() or not start.replace(".", "", 1).isdigit() or "." not in start:
+        if (
+            kind != "num"
+            or not digits.isdigit()
+            or not start.replace(".", "", 1).isdigit()
+            or "." not in start
+        ):
             raise ParseError("an overline that is not a repeating decimal")
         places = len(start) - start.index(".") - 1
         value = number(start) + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
@@ -640,7 +909,9 @@ class Parser:
         return node if power is None else ("^", node, power)
 
     def _call_arguments(self, name: str) -> list[Node]:
-        bracket = next((pair for pair in (("(", ")"), ("{", "}"), ("[", "]")) if self._is(pair[0])), None)
+        bracket = next(
+            (pair for pair in (("(", ")"), ("{", "}"), ("[", "]")) if self._is(pair[0])), None
+        )
         if bracket is not None:
             self.at += 1
             bars, self.bars = self.bars, 0
@@ -660,7 +931,9 @@ class Parser:
         node = self._power()
         while self.at < len(self.tokens):
             kind, value = self.tokens[self.at]
-            if (kind == "cmd" and value not in ("frac", "sqrt")) or not self._starts_factor(kind, value):
+            if (kind == "cmd" and value not in ("frac", "sqrt")) or not self._starts_factor(
+                kind, value
+            ):
                 break
             node = ("*", node, self._power())
         # `\sin x/2` is read as sin(x)/2; `\sin \pi/6` is an angle, as everybody writes it.
@@ -701,9 +974,14 @@ class Parser:
 
 
 def _is_constant(node: Node) -> bool:
-    return not any(
-        item[0] == "sym" or not _is_constant(item) for item in (node, *node[1:]) if isinstance(item, tuple) and item is not node
-    ) and node[0] != "sym"
+    return (
+        not any(
+            item[0] == "sym" or not _is_constant(item)
+            for item in (node, *node[1:])
+            if isinstance(item, tuple) and item is not node
+        )
+        and node[0] != "sym"
+    )
 
 
 def number(text: str) -> Fraction:

@@ -2,14 +2,16 @@
 
 The order, first in what follows the last `</think>`, then in the whole text:
 
-1. the last complete `\\boxed{}` or `\\fbox{}`; an empty box is no answer, and the outermost box of a nest counts;
+1. the last complete `\\boxed{}` or `\\fbox{}`; an empty box is no answer, and the outermost box of
+a nest counts;
 2. what follows the last `####`;
 3. the last `<answer>` tag;
 4. the last explicit "answer is" (or "answer:");
 5. under style gsm8k, the last line that begins with `A:`, as OpenAI's published solutions end;
 6. the whole completion, if it is one short line without any marker.
 
-Everything is searched, however long the text (FAULTS B80): a fixed window of last characters loses answers.
+Everything is searched, however long the text (FAULTS B80): a fixed window of last characters loses
+answers.
 """
 
 import re
@@ -29,11 +31,22 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 # "#### The answer is 42", and a heading "#### Answer" above the answer.
-_LEAD = re.compile(r"[*_]{0,3}(?:so |thus |therefore |hence |the |final |correct |my ){0,4}" + _PHRASE.pattern, re.IGNORECASE)
-_HEADING = re.compile(r"[*_]{0,3}(?:the )?(?:final |correct )?answer\s?[:.]?[*_]{0,3}:?", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<!\\)(?<!\bsq)(?<!\bcu)(?<!\bft)(?<!\bin)[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))")
-# What explains an answer is not part of it: "5 because 2 + 3 = 5", "72, altogether", "42 and that is all there is to say".
-_CLAUSE = re.compile(r"[,;(]?\s{1,3}\b(?:because|since|which|where|hence|thus|therefore|given|after)\b", re.IGNORECASE)
+_LEAD = re.compile(
+    r"[*_]{0,3}(?:so |thus |therefore |hence |the |final |correct |my ){0,4}" + _PHRASE.pattern,
+    re.IGNORECASE,
+)
+_HEADING = re.compile(
+    r"[*_]{0,3}(?:the )?(?:final |correct )?answer\s?[:.]?[*_]{0,3}:?", re.IGNORECASE
+)
+_SENTENCE_END = re.compile(
+    r"(?<!\\)(?<!\bsq)(?<!\bcu)(?<!\bft)(?<!\bin)[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))"
+)
+# What explains an answer is not part of it: "5 because 2 + 3 = 5", "72, altogether", "42 and that
+# is all there is to say".
+_CLAUSE = re.compile(
+    r"[,;(]?\s{1,3}\b(?:because|since|which|where|hence|thus|therefore|given|after)\b",
+    re.IGNORECASE,
+)
 _TALK = re.compile(
     r"([^\s,]*\d[^\s,]*)(?:,\s+(?!or\b|and\b)[A-Za-z][A-Za-z' ]*|\s+(?!or\b|million|billion|thousand|hundred)"
     r"[A-Za-z][A-Za-z',;-]*(?:\s+[A-Za-z',;-]+){4,})"
@@ -67,7 +80,8 @@ def extract(completion: str, style: str = "math") -> Extracted | None:
         completion: what the model wrote, of any length.
         style: "gsm8k" also reads a line that begins with `A:`.
     Returns:
-        the answer and its marker, or None if there is no marker and the text is not an answer by itself.
+        the answer and its marker, or None if there is no marker and the text is not an answer by
+        itself.
     """
     think = completion.rfind("</think>")
     if think >= 0:
@@ -196,7 +210,9 @@ def first_sentence(text: str) -> str:
                 start = end + len(closing)
             break
     end = _SENTENCE_END.search(text, start)
-    if end is not None and not (end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()):
+    if end is not None and not (
+        end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()
+    ):
         text = text[: end.start()].rstrip()
     if len(text) < 8 or text.isdigit():
         return text

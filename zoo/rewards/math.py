@@ -1,11 +1,12 @@
 """The math verifier: is the answer of a completion the gold answer, and if not, why.
 
     from zoo.rewards.math import verify
-    verify("So it is $\\\\boxed{\\\\frac12}$.", "0.5")   # Verdict(score=1.0, reason=Reason.MATCHED, …)
+    verify("So it is $\\\\boxed{\\\\frac12}$.", "0.5")   # Verdict(score=1.0,
+    reason=Reason.MATCHED, …)
 
-An answer is found (`extract`), read (`answer`) and compared exactly (`compare`, `evaluate`). Only what this reader does not
-understand is shown to math-verify, in a worker process with a deadline (`pool`). Nothing is executed, no signal or timer
-is set, and no input raises.
+An answer is found (`extract`), read (`answer`) and compared exactly (`compare`, `evaluate`). Only
+what this reader does not understand is shown to math-verify, in a worker process with a deadline
+(`pool`). Nothing is executed, no signal or timer is set, and no input raises.
 """
 
 import logging
@@ -45,8 +46,8 @@ class Verdict:
         score: 1.0 for a right answer, else 0.0.
         reason: see `Reason`; MATCHED exactly when the score is 1.
         answer: the text that was judged, None if there was none.
-        source: where it was read: "boxed", "hash", "tag", "phrase", "whole", or "" without an answer.
-        second_opinion: math-verify was asked.
+        source: where it was read: "boxed", "hash", "tag", "phrase", "whole", or "" without an
+        answer. second_opinion: math-verify was asked.
     """
 
     score: float
@@ -67,16 +68,19 @@ def verify(
 ) -> Verdict:
     """Judge a completion against a gold answer: exact, deterministic, bounded in time and memory.
 
-    The last complete `\\\\boxed{}` counts, else what follows the last `####`, else the last `<answer>` tag, else "answer is",
-    else a completion that is nothing but an answer (`extract`). Equality is by value and exact: no relative tolerance.
-    Several alternatives for a gold with one value are wrong.
+    The last complete `\\\\boxed{}` counts, else what follows the last `####`, else the last
+    `<answer>` tag, else "answer is", else a completion that is nothing but an answer (`extract`).
+    Equality is by value and exact: no relative tolerance. Several alternatives for a gold with one
+    value are wrong.
 
     Args:
         completion: what the model wrote; any length.
-        gold: the reference answer, bare, in a `\\\\boxed{}`, or a GSM8K solution ending in `#### …`.
-        style: "math", or "gsm8k", under which (and for any answer behind `####`) an answer's percent sign is ignored,
+        gold: the reference answer, bare, in a `\\\\boxed{}`, or a GSM8K solution ending in `####
+        …`. style: "math", or "gsm8k", under which (and for any answer behind `####`) an answer's
+        percent sign is ignored,
             because GSM8K's golds drop it.
-        truncated: the completion was cut off. Without an answer, or with one that ends where the text ends and is
+        truncated: the completion was cut off. Without an answer, or with one that ends where the
+        text ends and is
             not in a box, the verdict is TRUNCATED.
         second_opinion: ask math-verify, if it is installed, about answers this module cannot read.
         deadline_seconds: how long that may take; then the verdict is TIMEOUT.
@@ -94,13 +98,16 @@ def verify(
         return Verdict(0.0, Reason.TRUNCATED, found.text[:MAX_CHARACTERS], found.source)
     loose = style == "gsm8k" or found.source == "hash"
     reason, asked = _judge(found.text, gold, loose, second_opinion, deadline_seconds)
-    return Verdict(float(reason is Reason.MATCHED), reason, found.text[:MAX_CHARACTERS], found.source, asked)
+    return Verdict(
+        float(reason is Reason.MATCHED), reason, found.text[:MAX_CHARACTERS], found.source, asked
+    )
 
 
 def check_gold(gold: str, style: str = "math") -> str | None:
     """Why a gold does not verify against itself, bare after `####` and in a box; None if it does.
 
-    Call it when data is loaded: a gold that fails scores every answer wrong, and the curve blames the model.
+    Call it when data is loaded: a gold that fails scores every answer wrong, and the curve blames
+    the model.
 
     Args:
         gold: the reference answer, as given to `verify`.
@@ -136,7 +143,9 @@ def check_golds(golds: Iterable[str], style: str = "math") -> int:
     return count
 
 
-def _judge(text: str, gold: str, loose: bool, ask: bool, deadline_seconds: float) -> tuple[Reason, bool]:
+def _judge(
+    text: str, gold: str, loose: bool, ask: bool, deadline_seconds: float
+) -> tuple[Reason, bool]:
     quick = _quick_numbers(text, gold)
     if quick is not None:
         return (Reason.MATCHED if quick else Reason.WRONG), False
@@ -205,30 +214,42 @@ def _parsed_gold(gold: str) -> Parsed | None:
     if not text or len(text) > MAX_CHARACTERS:
         return None
     parsed = parse_answer(text)
-    return parsed if parsed.text and any(mark.isalnum() or mark == "\\" for mark in parsed.text) else None
+    return (
+        parsed
+        if parsed.text and any(mark.isalnum() or mark == "\\" for mark in parsed.text)
+        else None
+    )
 
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 # Words, code, long numbers, and powers of powers are nothing a computer algebra system should see.
-_REFUSED = re.compile(r"[A-Za-z]{3,}|\d{7,}|__|[\"'`#@?~!]|\\(?![A-Za-z{}|,;:! ])|\^\s*\{?[^{}]*\^|\^\s*\{?\s*-?\d{3,}")
+_REFUSED = re.compile(
+    r"[A-Za-z]{3,}|\d{7,}|__|[\"'`#@?~!]|\\(?![A-Za-z{}|,;:! ])|\^\s*\{?[^{}]*\^|\^\s*\{?\s*-?\d{3,}"
+)
 _KNOWN = (FORMULA_COMMANDS - {"pm", "mp", "binom", "dbinom", "tbinom", "boxed", "fbox"}) | {
-    "partial", "nabla", "forall", "exists", "substack", "pmod", "bmod", "cases", "aligned", "otimes", "oplus", "dagger",
-    "underbrace", "overbrace", "mathrm",
+    "partial", "nabla", "forall", "exists", "substack", "pmod", "bmod", "cases", "aligned",
+    "otimes", "oplus", "dagger", "underbrace", "overbrace", "mathrm",
 }  # fmt: skip
 _HEAVY = frozenset(("int", "sum", "prod", "lim", "oint", "iint", "iiint"))
 _ASK_LIMIT = 200
 
 
 def worth_asking(answer: str, gold: str) -> bool:
-    """Whether math-verify could know better: short formulas, no words, no towers, nothing it must evaluate at length.
+    """Whether math-verify could know better: short formulas, no words, no towers, nothing it must
+    evaluate at length.
 
-    A sum, integral or limit is only shown to it when the gold has one too: an unevaluated integral for a plain number
-    is work for minutes.
+    A sum, integral or limit is only shown to it when the gold has one too: an unevaluated integral
+    for a plain number is work for minutes.
     """
     names = []
     for text in (answer, gold):
         bare = _COMMAND.sub(" ", text)
-        if len(text) > _ASK_LIMIT or text.count("^") > 4 or text.count("{") > 30 or not text.isascii():
+        if (
+            len(text) > _ASK_LIMIT
+            or text.count("^") > 4
+            or text.count("{") > 30
+            or not text.isascii()
+        ):
             return False
         if _REFUSED.search(bare) or not any(mark.isalnum() for mark in bare):
             return False

@@ -1,7 +1,9 @@
-"""The process behind `zoo.rewards.pool`: answers (gold, answer) pairs with math-verify until its input closes.
+"""The process behind `zoo.rewards.pool`: answers (gold, answer) pairs with math-verify until its
+input closes.
 
-Run as a script, by path, with `python -P`: it imports nothing of zoo, so it starts the same whatever the caller's main
-module is and whether or not it guards `__main__`. Messages are a 4-byte big-endian length and that much JSON.
+Run as a script, by path, with `python -P`: it imports nothing of zoo, so it starts the same
+whatever the caller's main module is and whether or not it guards `__main__`. Messages are a 4-byte
+big-endian length and that much JSON.
 """
 
 import json
@@ -43,18 +45,32 @@ def write_message(stream: BinaryIO, message: Any) -> None:
 
 
 def compare(gold: str, answer: str) -> bool:
-    """math-verify's opinion, its own timeouts off (they use signals), strict and without rounding."""
+    """math-verify's opinion, its own timeouts off (they use signals), strict and without
+    rounding.
+    """
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)
     options = dict(
-        extraction_config=config, extraction_mode="first_match", fallback_mode="no_fallback", parsing_timeout=None
+        extraction_config=config,
+        extraction_mode="first_match",
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
     )
     golds = parse(f"$\\boxed{{{gold}}}$", **options)  # pyright: ignore[reportArgumentType]
     answers = parse(f"$\\boxed{{{answer}}}$", **options)  # pyright: ignore[reportArgumentType]
-    if len(golds) != 1 or len(answers) != 1 or isinstance(golds[0], str) or isinstance(answers[0], str):
+    if (
+        len(golds) != 1
+        or len(answers) != 1
+        or isinstance(golds[0], str)
+        or isinstance(answers[0], str)
+    ):
         return False
-    # math-verify rounds to `float_rounding` decimals and forgives an equation its left side unless strict.
+    if _kind(golds[0]) != _kind(answers[0]):
+        # Its comparison takes a tuple for a set and an equation for its right side.
+        return False
+    # math-verify rounds to `float_rounding` decimals and forgives an equation its left side unless
+    # strict.
     settings = dict(float_rounding=15, numeric_precision=30, strict=True, timeout_seconds=None)
     return bool(
         verify(golds, answers, **settings)  # pyright: ignore[reportArgumentType]
@@ -62,8 +78,20 @@ def compare(gold: str, answer: str) -> bool:
     )
 
 
+def _kind(value: Any) -> str:
+    from sympy import Expr, MatrixBase, Set, Tuple
+    from sympy.logic.boolalg import Boolean
+
+    for kind in (MatrixBase, Tuple, Set, Boolean, Expr):
+        if isinstance(value, kind):
+            return type(value).__name__ if kind is Set else kind.__name__
+    return type(value).__name__
+
+
 def main() -> None:
-    """Serve until standard input closes; the caller's death closes it, even in the middle of a computation."""
+    """Serve until standard input closes; the caller's death closes it, even in the middle of a
+    computation.
+    """
     # Keep the pipes to ourselves: a library that prints must not corrupt the messages.
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")

@@ -4,26 +4,28 @@ import re
 import unicodedata
 
 _FRACTIONS = {
-    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5), "⅗": (3, 5),
-    "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅐": (1, 7), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8), "⅞": (7, 8),
-    "⅑": (1, 9), "⅒": (1, 10), "↉": (0, 3),
+    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5),
+    "⅗": (3, 5), "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅐": (1, 7), "⅛": (1, 8), "⅜": (3, 8),
+    "⅝": (5, 8), "⅞": (7, 8), "⅑": (1, 9), "⅒": (1, 10), "↉": (0, 3),
 }  # fmt: skip
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ", "0123456789-+ni", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉ₙₖ", "0123456789nk", strict=True))
 _CHARACTERS = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ",
-    "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ",
-    "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "Ø": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
-    "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
-    "º": r"\degree ", "˚": r"\degree ", "∠": r"\angle ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
-    "∨": r"\lor ", "∧": r"\land ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
-    "⌉": r"\rceil ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "α": r"\alpha ", "β": r"\beta ",
-    "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
-    "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
-    "€": "", "£": "", "¥": "", "₹": "", "₩": "", "¢": r"\text{ cents}", "￥": "", "‰": "", "…": r"\ldots ",
-    "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u2002": " ", "\u2003": " ", "\u3000": " ",
-    "，": ",", "。": ".", "：": ":", "；": ";", "⋯": r"\cdots ",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "×": r"\times ",
+    "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/",
+    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ",
+    "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
+    "Ø": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
+    "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "±": r"\pm ", "∓": r"\mp ", "°": r"\degree ",
+    "º": r"\degree ", "˚": r"\degree ", "∠": r"\angle ", "′": "'", "’": "'", "‘": "'", "“": '"',
+    "”": '"', "∨": r"\lor ", "∧": r"\land ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∑": r"\sum ",
+    "∫": r"\int ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
+    "ε": r"\epsilon ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ",
+    "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "€": "",
+    "£": "", "¥": "", "₹": "", "₩": "", "¢": r"\text{ cents}", "￥": "", "‰": "", "…": r"\ldots ",
+    "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u2002": " ",
+    "\u2003": " ", "\u3000": " ", "，": ",", "。": ".", "：": ":", "；": ";", "⋯": r"\cdots ",
 }  # fmt: skip
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])?")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
@@ -38,13 +40,17 @@ _DIGITS = r"(?<![\d.])\d{1,3}(?:%s\d{3})+(?!\d)"
 _LATEX_GROUPS = re.compile(_DIGITS % r"\s*(?:,\s*\\!|\{,\}|\\[,!:;]|')\s*")
 _LATEX_SEPARATOR = re.compile(r"[^\d]+")
 _COMMA_GROUPS = re.compile(r"(?<![\d.,])(?<!\d,\s)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
-_SPACE_GROUPS = re.compile(r"(?<![\d.,)}^/])(?<![\d.,)}^/]\s)\d{1,3}(?:\s\d{3})+(?!\d|\s*\d|\s*/|,\d|\s*\\[dtc]?frac)")
+_SPACE_GROUPS = re.compile(
+    r"(?<![\d.,)}^/])(?<![\d.,)}^/]\s)\d{1,3}(?:\s\d{3})+(?!\d|\s*\d|\s*/|,\d|\s*\\[dtc]?frac)"
+)
 
 
 def clean(text: str) -> str:
-    """The answer without delimiters, currency signs, emphasis and end marks; characters in ASCII and LaTeX.
+    """The answer without delimiters, currency signs, emphasis and end marks; characters in ASCII
+    and LaTeX.
 
-    Thousands separators are left alone: whether a comma is one depends on the gold (`join_thousands`).
+    Thousands separators are left alone: whether a comma is one depends on the gold
+    (`join_thousands`).
     """
     if not text.isascii():
         text = _to_latex(text)
@@ -56,7 +62,7 @@ def clean(text: str) -> str:
     if "$" in text or "\\" in text:
         text = _CURRENCY.sub("", text).replace("$", " ")
         text = _MATH_BRACKET.sub(" ", text)
-    text = text.strip(" \t\r\n`\"")
+    text = text.strip(' \t\r\n`"')
     if ".m" in text or ". m" in text:
         text = _MERIDIEM.sub(r"\1m", text)
     while text:
@@ -72,9 +78,11 @@ def clean(text: str) -> str:
 
 
 def join_thousands(text: str, *, commas: bool = True) -> str:
-    """Digits grouped in threes become one number: `1{,}000`, `10,\\!080`, `1'000`, `2 125`, `1,000`.
+    """Digits grouped in threes become one number: `1{,}000`, `10,\\!080`, `1'000`, `2 125`,
+    `1,000`.
 
-    A comma groups only outside brackets, so `(1,200)` stays a pair; with `commas=False` it never groups.
+    A comma groups only outside brackets, so `(1,200)` stays a pair; with `commas=False` it never
+    groups.
     """
     if not any(mark in text for mark in ", '\\"):
         return text
@@ -96,7 +104,8 @@ def _joined(match: re.Match[str], text: str) -> str:
 
 
 def word_key(text: str) -> str:
-    """Letters-only form of a worded answer: `\\text{(C)}` and `C` agree, `\\text{Even}.` and `even` agree.
+    """Letters-only form of a worded answer: `\\text{(C)}` and `C` agree, `\\text{Even}.` and
+    `even` agree.
 
     "" when the answer holds anything but words.
     """
@@ -108,23 +117,34 @@ def word_key(text: str) -> str:
         words = words[1:-1].strip()
     elif len(words) == 2 and words[1] in ").:":
         words = words[0]
-    if not words or not words.replace(" ", "").replace("-", "").replace("'", "").replace(",", "").isalpha():
+    if (
+        not words
+        or not words.replace(" ", "").replace("-", "").replace("'", "").replace(",", "").isalpha()
+    ):
         return ""
     if len(words) == 1:
         return words
     return words.casefold()
 
 
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|math(?:rm|bf|it|sf)|emph|boldsymbol|[ ,;:!])\s*")
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|math(?:rm|bf|it|sf)|emph|boldsymbol|[ ,;:!])\s*"
+)
 
 
 def _to_latex(text: str) -> str:
     for character, (upper, lower) in _FRACTIONS.items():
         if character in text:
             text = text.replace(character, rf" \frac{{{upper}}}{{{lower}}}")
-    text = _ROOT.sub(lambda match: _ROOTS[match[1]] + (f"{{{match[2]}}}" if match[2] else " "), text)
-    text = _POWER.sub(lambda match: "^{" + "".join(_SUPERSCRIPTS[c] for c in match.group()) + "}", text)
-    text = _INDEX.sub(lambda match: "_{" + "".join(_SUBSCRIPTS[c] for c in match.group()) + "}", text)
+    text = _ROOT.sub(
+        lambda match: _ROOTS[match[1]] + (f"{{{match[2]}}}" if match[2] else " "), text
+    )
+    text = _POWER.sub(
+        lambda match: "^{" + "".join(_SUPERSCRIPTS[c] for c in match.group()) + "}", text
+    )
+    text = _INDEX.sub(
+        lambda match: "_{" + "".join(_SUBSCRIPTS[c] for c in match.group()) + "}", text
+    )
     text = "".join(_CHARACTERS.get(character, character) for character in text)
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)

@@ -44,7 +44,9 @@ class Worker:
         script = Path(__file__).with_name("math_worker.py")
         environment = {
             "PATH": os.environ.get("PATH", ""),
-            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry and os.path.isdir(entry)),
+            "PYTHONPATH": os.pathsep.join(
+                entry for entry in sys.path if entry and os.path.isdir(entry)
+            ),
             "OMP_NUM_THREADS": "1",
         }
         self.process = subprocess.Popen(

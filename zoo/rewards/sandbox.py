@@ -1,16 +1,20 @@
-"""Run untrusted Python in a process of its own that cannot reach the caller, the network or the disk.
+"""Run untrusted Python in a process of its own that cannot reach the caller, the network or the
+disk.
 
-A program passes through layers, the strongest this machine offers; `isolation_report` says which hold, by
+A program passes through layers, the strongest this machine offers; `isolation_report` says which
+hold, by
 running a program that tries. Backends, best first:
 
-    namespaces  mount, PID, network, IPC namespaces made by our own launcher: as root, or through a user
+    namespaces  mount, PID, network, IPC namespaces made by our own launcher: as root, or through a
+                user
                 namespace
     bubblewrap  the same through `bwrap`, where only it may make user namespaces
     uid         root without namespaces: an unprivileged uid of its own for every program
     bare        rlimits, seccomp and reaping only
 
-Waiting happens in the calling thread with poll and a monotonic deadline: no signal handler, no helper thread,
-no `preexec_fn`. Every process is dead and reaped, and every descriptor and directory gone, on return.
+Waiting happens in the calling thread with poll and a monotonic deadline: no signal handler, no
+helper thread, no `preexec_fn`. Every process is dead and reaped, and every descriptor and directory
+gone, on return.
 """
 
 import contextlib
@@ -53,7 +57,8 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. The defaults fit teaching-size tasks (MBPP, HumanEval, contest problems)."""
+    """What one program may use. The defaults fit teaching-size tasks (MBPP, HumanEval, contest
+    problems)."""
 
     memory_bytes: int = 1 << 30  # address space of a process, and memory of all together
     output_bytes: int = 4 << 20  # standard output and error; past it the program is killed
@@ -81,7 +86,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, and what it said. `messages` are untrusted text after the nonce was checked."""
+    """How a program ended, and what it said. `messages` are untrusted text after the nonce was
+    checked."""
 
     status: str  # done, exited, timeout, output_limit, result_limit, memory, forged, failed
     messages: tuple[tuple[str, str], ...] = ()  # (index, payload) in order of arrival
@@ -123,12 +129,11 @@ def run_program(
 
     Args:
         code: Python source, untrusted.
-        steps: [(kind, source)], kind "eval" (an expression whose value comes back as a message) or "exec".
-        stdin: text for standard input; given, the program runs as a script and its output is kept.
-        timeout: seconds of wall clock from the program's start.
-        limits: memory, output, files, processes.
-        strict: refuse to run without namespaces of its own.
-        backend: one of `BACKENDS`; None takes the best that works.
+        steps: [(kind, source)], kind "eval" (an expression whose value comes back as a message) or
+        "exec". stdin: text for standard input; given, the program runs as a script and its output
+        is kept. timeout: seconds of wall clock from the program's start. limits: memory, output,
+        files, processes. strict: refuse to run without namespaces of its own. backend: one of
+        `BACKENDS`; None takes the best that works.
     Raises:
         SandboxError: strict and no isolation, or the named backend does not work here.
         ValueError: timeout not positive and finite, unknown backend.
@@ -155,16 +160,16 @@ def run_program(
             _broken[name] = outcome.detail
         if name in ISOLATED and backend is None and not strict:
             warnings.warn(
-                f"zoo.rewards.sandbox: {name} isolation does not work here ({outcome.detail}); a weaker "
-                "layer is used. `zoo doctor` lists the layers; strict=True refuses instead.",
+                f"zoo.rewards.sandbox: {name} isolation does not work here ({outcome.detail}); the "
+                "next is tried. `zoo doctor` lists the layers; strict=True refuses weaker ones.",
                 RuntimeWarning,
                 stacklevel=2,
             )
     why = "; ".join(f"{name}: {_broken[name]}" for name in wanted if name in _broken)
     raise SandboxError(
         f"untrusted code cannot be run {'in isolation ' if strict else ''}here ({why}). Allow user "
-        "namespaces (sysctl kernel.unprivileged_userns_clone=1, or no AppArmor restriction on them), install "
-        "bubblewrap, or pass strict=False to run with weaker layers."
+        "namespaces (sysctl kernel.unprivileged_userns_clone=1, or no AppArmor restriction on "
+        "them), install bubblewrap, or pass strict=False to run with weaker layers."
     )
 
 
@@ -224,7 +229,14 @@ def _attempt(
         opened = [*ends.values(), control_read]
         flags = ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP]
         numbers = [str(job_fd), str(ends["result"]), str(control_read)]
-        command = [*_wrapper(backend, python, limits), python, *flags, str(LAUNCHER), str(CHILD), *numbers]
+        command = [
+            *_wrapper(backend, python, limits),
+            python,
+            *flags,
+            str(LAUNCHER),
+            str(CHILD),
+            *numbers,
+        ]
         started = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -244,17 +256,27 @@ def _attempt(
             for fd in opened:
                 os.close(fd)
         try:
-            status, began = _watch(pipes, nonce, timeout, script=stdin is not None)
+            status, began, deadline = _watch(pipes, nonce, timeout, script=stdin is not None)
+            if status == "exited":
+                # Its pipes are closed, but it may have closed them itself and go on.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=max(deadline - time.monotonic(), 0.1))
+                if process.returncode is None:
+                    status = "timeout"
         finally:
             os.close(control)  # the launcher kills and reaps everything, then exits
             exit_status = _wait(process)
-    return _outcome(status, began or started, pipes, nonce, exit_status, backend)
+            ended = time.monotonic()
+    return _outcome(status, ended - (began or started), pipes, nonce, exit_status, backend)
 
 
 def _watch(
     pipes: dict[str, _Pipe], nonce: str, timeout: float, *, script: bool
-) -> tuple[str, float | None]:
-    """Read until the program is done, ends, passes a cap or runs out of time: (status, time it began)."""
+) -> tuple[str, float | None, float]:
+    """Read until the program is done, ends, passes a cap or runs out of time.
+
+    Returns the status, when the program began (None: never), and its deadline.
+    """
     ready, done = f"{nonce} ready\n".encode(), f"{nonce} done 0\n".encode()
     result = pipes["result"]
     began: float | None = None
@@ -266,7 +288,7 @@ def _watch(
     while by_fd:
         left = deadline - time.monotonic()
         if left <= 0:
-            return ("timeout" if began else "failed"), began
+            return ("timeout" if began else "failed"), began, deadline
         for fd, _ in poll.poll(left * 1000 + 1):
             pipe = by_fd[fd]
             chunk = os.read(fd, 1 << 16)
@@ -275,17 +297,18 @@ def _watch(
                 del by_fd[fd]
             pipe.data += chunk
             if pipe.full():
-                return ("result_limit" if pipe is result else "output_limit"), began
+                return ("result_limit" if pipe is result else "output_limit"), began, deadline
         if began is None and result.data.startswith(ready):
             began = time.monotonic()
             deadline = began + timeout
         if not script and result.data.endswith(done):
-            return "done", began
-    return "exited", began
+            return "done", began, deadline
+    return "exited", began, deadline
 
 
 def _wait(process: subprocess.Popen) -> int | None:
-    """The launcher's exit status. It ends by itself within milliseconds; being killed is for a stuck kernel."""
+    """The launcher's exit status. It ends by itself within milliseconds; being killed is for a
+    stuck kernel."""
     try:
         return process.wait(timeout=STARTUP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -296,7 +319,7 @@ def _wait(process: subprocess.Popen) -> int | None:
 
 def _outcome(
     status: str,
-    began: float,
+    seconds: float,
     pipes: dict[str, _Pipe],
     nonce: str,
     exit_status: int | None,
@@ -307,7 +330,7 @@ def _outcome(
     common = {
         "stdout": bytes(pipes["out"].data),
         "stderr": bytes(pipes["err"].data),
-        "seconds": time.monotonic() - began,
+        "seconds": seconds,
         "backend": backend,
     }
     if lines[0] != f"{nonce} ready":
@@ -405,8 +428,8 @@ def _wrapper(backend: str, python: str, limits: Limits) -> list[str]:
             command += ["--ro-bind", tree, tree]
     size = ["--size", str(limits.disk_bytes)] if _bwrap_has_size(bwrap) else []
     command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm"]
-    # HERE may lie below /tmp, which a tmpfs there would hide: the work directory is its own mount, and
-    # /tmp is a symbolic link's worth of room on the root.
+    # HERE may lie below /tmp, which a tmpfs there would hide: the work directory is its own mount,
+    # and /tmp is a symbolic link's worth of room on the root.
     return [*command, *size, "--tmpfs", "/tmp/work", "--chdir", "/tmp/work", "--"]
 
 
@@ -425,7 +448,8 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
         fd = os.memfd_create("zoo")
         stack.callback(os.close, fd)
     else:
-        fd = stack.enter_context(tempfile.TemporaryFile()).fileno()
+        file = tempfile.TemporaryFile()  # noqa: SIM115 — closed with the stack
+        fd = stack.enter_context(file).fileno()
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -436,31 +460,45 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
 def _remove_tree(path: str) -> None:
     """Remove a directory that an untrusted program filled, however deep, whatever its modes.
 
-    Deep trees break recursion and path lengths (shutil.rmtree), so each directory found is first moved up to
-    the top, then emptied there.
+    Neither recursion nor long paths (shutil.rmtree fails on both past a thousand levels): one
+    descriptor goes down into each directory and up again by `..`, which nobody moves any more.
     """
-    count = 0
-    pending = [path]
-    while pending:
-        here = pending.pop()
-        with contextlib.suppress(OSError):
-            os.chmod(here, 0o700)
-        with os.scandir(here) as entries:
-            for entry in list(entries):
-                if entry.is_dir(follow_symlinks=False):
-                    count += 1
-                    with contextlib.suppress(
-                        OSError
-                    ):  # moving a directory needs write permission in it
-                        os.chmod(entry.path, 0o700)
-                    top = os.path.join(path, f"zoo{secrets.token_hex(4)}_{count}")
-                    os.rename(entry.path, top)
-                    pending.append(top)
-                else:
-                    os.unlink(entry.path)
-        if here != path:
-            os.rmdir(here)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.chmod(path, 0o700)
+    here = os.open(path, flags)
+    levels = [_empty_of_files(here)]  # names of the directories still to remove, for each level
+    names: list[str] = []
+    while levels:
+        below = levels[-1].pop() if levels[-1] else None
+        if below is not None:
+            os.chmod(below, 0o700, dir_fd=here)
+            inner = os.open(below, flags, dir_fd=here)
+            names.append(below)
+        else:
+            levels.pop()
+            if not names:
+                break
+            inner = os.open("..", flags, dir_fd=here)
+        os.close(here)
+        here = inner
+        if below is not None:
+            levels.append(_empty_of_files(here))
+        else:
+            os.rmdir(names.pop(), dir_fd=here)
+    os.close(here)
     os.rmdir(path)
+
+
+def _empty_of_files(fd: int) -> list[str]:
+    """Unlink everything but directories; the names of those."""
+    directories = []
+    with os.scandir(fd) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=fd)
+    return directories
 
 
 # ------------------------------------------------------------------ what holds on this machine
@@ -525,12 +563,14 @@ def unshare():
 
 
 def isolation_report(backend: str | None = None) -> list[Layer]:
-    """Which layers hold on this machine, each tried from inside; nothing is guessed from the platform.
+    """Which layers hold on this machine, each tried from inside; nothing is guessed from the
+    platform.
 
     Args:
         backend: one of `BACKENDS`; None reports the best that works, which `run_program` uses.
     Returns:
-        Layers from the outermost inward; the first names the backend and why better ones are not used.
+        Layers from the outermost inward; the first names the backend and why better ones are not
+        used.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -568,9 +608,15 @@ def isolation_report(backend: str | None = None) -> list[Layer]:
         Layer("rlimits", limits["RLIMIT_AS"] == best.memory_bytes, shown),
         Layer("process limit", root_bound, f"{limits['RLIMIT_NPROC']} processes and threads"),
         Layer(
-            "no privileges", not any(facts["capabilities"]) and facts["no_new_privs"] == 1, f"uid {facts['uid']}, no capabilities"
+            "no privileges",
+            not any(facts["capabilities"]) and facts["no_new_privs"] == 1,
+            f"uid {facts['uid']}, no capabilities",
         ),
-        Layer("seccomp", facts["seccomp"] == 2 and facts["no_namespaces"], "namespaces, mounts, ptrace, memfd refused"),
+        Layer(
+            "seccomp",
+            facts["seccomp"] == 2 and facts["no_namespaces"],
+            "namespaces, mounts, ptrace, memfd refused",
+        ),
         Layer("PID namespace", alone, f"{facts['pids']} processes visible"),
         Layer("no network", facts["no_route"], f"interfaces: {', '.join(facts['interfaces'])}"),
         Layer(

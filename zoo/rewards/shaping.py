@@ -51,7 +51,8 @@ class NumberInPlace:
 class Format:
     r"""1 when the text keeps to a format, 0 otherwise; special tokens at its end do not matter.
 
-    A tag that is missing is not a tag that is empty, and neither is accepted.
+    A tag that is missing is not a tag that is empty: an empty thought is accepted, a missing one
+    is not, and an answer must hold something.
 
     Raises:
         ValueError: a pattern without rule=regex, rule=regex without one, or an invalid one.
@@ -140,17 +141,18 @@ def keeps_format(text: str, rule: Rule, pattern: str | None = None) -> bool:
 
 
 def _keeps_tags(text: str, tags: tuple[str, ...]) -> bool:
-    """Each tag once, in order; something inside each pair, white space alone between two pairs."""
+    """Each tag once, in order, the first at the start; the thought may be empty, the answer not."""
     if any(text.count(tag) != 1 for tag in tags):
         return False
     places = [text.index(tag) for tag in tags]
     if places != sorted(places) or places[0] != 0:
         return False
     ends = [place + len(tag) for place, tag in zip(places, tags, strict=True)]
-    inside = [text[ends[i] : places[i + 1]].strip() for i in range(0, len(tags), 2)]
-    between = [text[ends[i] : places[i + 1]].strip() for i in range(1, len(tags) - 1, 2)]
     after = text[ends[-1] :].strip()
-    return all(inside) and not any(between) and (bool(after) == (len(tags) == 2))
+    if len(tags) == 2:
+        return bool(after)
+    between, answer = text[ends[1] : places[2]].strip(), text[ends[2] : places[3]].strip()
+    return not between and bool(answer) and not after
 
 
 def _output(name: str, scores: list[float]) -> RewardOutput:

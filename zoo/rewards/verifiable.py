@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from zoo.rewards.math import Reason, verify
+from zoo.rewards.math import STYLES, Reason, verify
 from zoo.types import Completion, Prompt, RewardOutput
 
 # At most 40 digits before and after the point: longer ones are nobody's answer here.
@@ -22,11 +22,18 @@ class Verifier:
     row impossible to score, which is not 0.
 
     Raises:
-        ValueError: a prompt has no gold answer.
+        ValueError: an unknown style, or (when called) a prompt without a gold answer.
     """
 
     style: str | None = None  # gsm8k, math, …; null: the prompt's column `style`, else math
     require_end: bool = False  # True: a right answer counts only when the model stopped by itself
+
+    def __post_init__(self) -> None:
+        if self.style is not None and self.style not in STYLES:
+            raise ValueError(
+                f"reward.style must be null or one of {', '.join(STYLES)}, got {self.style!r}. "
+                "Try reward.style=null, which reads each prompt's own."
+            )
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         scores: list[float | None] = []

@@ -17,6 +17,8 @@ from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
 from zoo.types import Completion, PreferencePair, Prompt, Reward
 
+COSTS = ("completions", "tokens_prompt", "tokens_generated", "seconds")  # of a PairSet
+
 
 @dataclass(frozen=True)
 class PairSet:
@@ -169,14 +171,8 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
         for pair in made.pairs
     ]
     body = "\n".join(lines)
-    head = {
-        "key": key,
-        "completions": made.completions,
-        "tokens_prompt": made.tokens_prompt,
-        "tokens_generated": made.tokens_generated,
-        "seconds": made.seconds,
-        "sha256": hashlib.sha256(body.encode()).hexdigest(),
-    }
+    costs = {name: getattr(made, name) for name in COSTS}
+    head = {"key": key, **costs, "sha256": _digest(costs, body)}
     temporary = file.with_suffix(f".tmp{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as out:
         out.write(json.dumps(head, default=str) + "\n" + body)
@@ -188,10 +184,11 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
 def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
     if not file.exists():
         return None
-    head_line, _, body = file.read_text(encoding="utf-8").partition("\n")
     try:
+        head_line, _, body = file.read_text(encoding="utf-8").partition("\n")
         head = json.loads(head_line)
-        if hashlib.sha256(body.encode()).hexdigest() != head["sha256"]:
+        costs = {name: head[name] for name in COSTS}
+        if _digest(costs, body) != head["sha256"]:
             return None
         rows = [json.loads(line) for line in body.splitlines()]
         pairs = [
@@ -207,5 +204,8 @@ def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
         ]
     except (ValueError, KeyError, TypeError):
         return None
-    costs = ("completions", "tokens_prompt", "tokens_generated", "seconds")
-    return PairSet(pairs, *(head[name] for name in costs))
+    return PairSet(pairs, **costs)
+
+
+def _digest(costs: dict[str, float], body: str) -> str:
+    return hashlib.sha256((json.dumps(costs) + body).encode()).hexdigest()

@@ -209,11 +209,12 @@ def concatenate(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:
     """Batches with the same fields, padded to one width and joined."""
     width = max(b.input_ids.shape[1] for b in batches)
 
-    def joined(name: str) -> Tensor | None:
-        values = [getattr(b, name) for b in batches]
-        if values[0] is None:
-            return None
-        if values[0].dim() == 1:
+    def joined(values: list[Tensor], name: str = "") -> Tensor:
+        wide = all(
+            v.dim() == 2 and v.shape[1] == b.input_ids.shape[1]
+            for v, b in zip(values, batches, strict=True)
+        )
+        if not wide:
             return torch.cat(values)
         fill = pad_token_id if name == "input_ids" else 0
         return torch.cat(
@@ -221,7 +222,9 @@ def concatenate(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:
         )
 
     names = [n for n, _ in batches[0]._tensors() if not n.startswith("extra[")]
+    extra = {n: joined([b.extra[n] for b in batches]) for n in batches[0].extra}
     return batches[0].replace(
-        **{name: joined(name) for name in names},
+        **{name: joined([getattr(b, name) for b in batches], name) for name in names},
+        extra=extra,
         prompt_ids=tuple(p for b in batches for p in b.prompt_ids),
     )

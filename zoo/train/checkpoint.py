@@ -75,10 +75,14 @@ def save_checkpoint(
         json.dump(manifest, out, indent=1)
         out.flush()
         os.fsync(out.fileno())
+    replaced = folder / f".step_{step:06d}.old"
+    shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
-        shutil.rmtree(target)
+        target.rename(replaced)
     temporary.rename(target)
-    for old in sorted(folder.glob("step_*"))[:-keep]:
+    shutil.rmtree(replaced, ignore_errors=True)
+    # A later step than this one was refused (damaged, foreign): it must not push this one out.
+    for old in sorted(path for path in folder.glob("step_*") if path <= target)[:-keep]:
         shutil.rmtree(old)
     return target
 
@@ -101,20 +105,23 @@ def last_good_checkpoint(folder: Path, config_hash: str) -> tuple[Checkpoint | N
 def _examine(path: Path, config_hash: str) -> tuple[str, dict[str, Any]]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files, found_hash = manifest["files"], manifest["config_hash"]
+        found_hash = manifest["config_hash"]
+        files = {
+            name: (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()
+        }
         if not {"step", "state", "offsets"} <= set(manifest):
             return "its manifest lacks entries", {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({type(error).__name__})", {}
     if found_hash != config_hash:
         return f"it belongs to another configuration ({found_hash}, not {config_hash})", {}
-    for name, facts in files.items():
+    for name, (size, digest) in files.items():
         file = path / name
         if not file.exists():
             return f"{name} is missing", {}
-        if file.stat().st_size != facts["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes, not {facts['bytes']}", {}
-        if sha256(file) != facts["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, not {size}", {}
+        if sha256(file) != digest:
             return f"{name} was altered (its hash differs)", {}
     return "", manifest
 

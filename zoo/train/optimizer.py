@@ -30,12 +30,12 @@ def lr_factor(
     """Share of the learning rate at the `update`-th optimizer step (from 0) of `total`.
 
     Warm-up rises linearly from 1/(warmup + 1); then constant, or linear or cosine from 1 to
-    `lr_end`. Once a target is reached at `decay_from`, the rate falls linearly to 0 over
-    `decay_updates` instead.
+    `lr_end`. Once a target is reached at `decay_from`, the rate falls linearly from what it is
+    then to 0 over `decay_updates` instead.
     """
     if decay_from is not None:
-        left = 1 - (update - decay_from) / max(decay_updates, 1)
-        return max(left, 0.0)
+        left = max(1 - (update - decay_from) / max(decay_updates, 1), 0.0)
+        return left * lr_factor(decay_from, total, config, None, decay_updates)
     if update < config.warmup_updates:
         return (update + 1) / (config.warmup_updates + 1)
     if config.schedule is Schedule.constant:

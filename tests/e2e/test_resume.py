@@ -1,0 +1,130 @@
+"""A run killed at any moment and started again equals one that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.e2e.small import SMALL, folder_of, run_small
+
+# What the clock and the allocator decide, not the seeds.
+NOT_COMPARED = ("time", "seconds", "tokens_per_second", "memory")
+
+PPO = ["algorithm=ppo", "algorithm.epochs=2", "algorithm.minibatches=2"]
+RUNS = {
+    "sft": ["algorithm=sft"],
+    "ppo": PPO,
+    "dpo": ["algorithm=dpo"],
+    "grpo": ["algorithm=grpo", "algorithm.kl_coef=0.1", "train.schedule=cosine"],
+}
+# In the middle of a step, of writing a checkpoint, of an evaluation, and before anything is saved.
+MOMENTS = {
+    "sft": "zoo.train.update:grad_norm:4",
+    "ppo": "zoo.train.checkpoint:sha256:9",
+    "dpo": "zoo.train.loop:_update:5",
+    "grpo": "zoo.evaluate.evaluator:Evaluator._perplexity:2",
+}
+
+
+def killed(moment: str, output: Path, overrides: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.e2e.killed", moment, *SMALL, f"output={output}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(
+        [*command, *overrides], cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(NOT_COMPARED)}
+        for line in path.read_text().splitlines()
+    ]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bitwise equality of nested state."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def assert_same(first: Path, second: Path) -> None:
+    last = sorted((first / "checkpoints").glob("step_*"))[-1].name
+    names = sorted(p.name for p in (first / "checkpoints" / last).glob("*.pt"))
+    assert names
+    for name in names:
+        a, b = (torch.load(f / "checkpoints" / last / name) for f in (first, second))
+        assert equal(a, b), name
+    for name in ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl", "eval_samples.jsonl"):
+        assert lines(first / name) == lines(second / name), name
+    assert lines(first / "metrics.jsonl")[-1]["step"] == 6
+    weights = "policy/model.safetensors"
+    assert (first / weights).read_bytes() == (second / weights).read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_B96_killed_and_resumed_equals_uninterrupted(algorithm: str, tmp_path: Path) -> None:
+    run_small(tmp_path / "whole", *RUNS[algorithm])
+    killed(MOMENTS[algorithm], tmp_path / "killed", RUNS[algorithm])
+    folder = folder_of(tmp_path / "killed")
+    assert not (folder / "summary.json").exists()
+    run_small(tmp_path / "killed", *RUNS[algorithm])
+    assert_same(folder_of(tmp_path / "whole"), folder)
+
+
+def test_B98_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path: Path) -> None:
+    overrides = RUNS["grpo"]
+    run_small(tmp_path / "whole", *overrides)
+    killed("zoo.train.loop:_update:6", tmp_path / "hurt", overrides)
+    folder = folder_of(tmp_path / "hurt")
+    newest = sorted((folder / "checkpoints").glob("step_*"))[-1]
+    file = newest / "policy.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    run_small(tmp_path / "hurt", *overrides)
+    warnings = (folder / "warnings.jsonl").read_text()
+    assert newest.name in warnings and "policy.pt" in warnings
+    same = folder_of(tmp_path / "whole"), folder
+    assert lines(same[0] / "metrics.jsonl")[-1]["reward/total"] == pytest.approx(
+        lines(same[1] / "metrics.jsonl")[-1]["reward/total"]
+    )
+    weights = "policy/model.safetensors"
+    assert (same[0] / weights).read_bytes() == (same[1] / weights).read_bytes()
+
+
+def test_finished_run_is_returned_and_its_folder_refuses_another_configuration(
+    tmp_path: Path,
+) -> None:
+    from zoo.config import ConfigError
+
+    first = run_small(tmp_path, "algorithm=grpo", "name=mine")
+    metrics = (folder_of(tmp_path) / "metrics.jsonl").stat().st_mtime_ns
+    assert run_small(tmp_path, "algorithm=grpo", "name=mine") == first
+    assert (folder_of(tmp_path) / "metrics.jsonl").stat().st_mtime_ns == metrics
+    with pytest.raises(ConfigError, match="another configuration"):
+        run_small(tmp_path, "algorithm=grpo", "name=mine", "algorithm.clip_eps=0.1")
+
+
+def test_resume_must_refuses_to_start_anew(tmp_path: Path) -> None:
+    from zoo.config import ConfigError
+
+    with pytest.raises(ConfigError, match="no good checkpoint"):
+        run_small(tmp_path, "algorithm=grpo", "resume=must")

@@ -1,0 +1,468 @@
+"""Rewards: right and wrong, format, shaping, controls, sums, and strangers' functions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.rewards.check import RewardError, check_output, check_scores
+from zoo.rewards.composite import Weighted
+from zoo.rewards.function import Function, OnError
+from zoo.rewards.random_reward import Random
+from zoo.rewards.shaping import Ended, Format, LengthPenalty, NumberInPlace, Rule
+from zoo.rewards.verifiable import LastNumber, Verifier, last_number
+from zoo.types import Completion, Prompt, RewardOutput
+
+NO_IDEA = "I do not know this at all."
+
+
+def prompt(answer="42", style="gsm8k", name="p", **columns):
+    return Prompt(
+        name,
+        ({"role": "user", "content": "Q?"},),
+        columns={"answer": answer, "style": style, **columns},
+    )
+
+
+def completion(text, truncated=False, tokens=None):
+    return Completion(text, tuple(tokens or range(9)), (), truncated)
+
+
+def score(reward, text, truncated=False, **columns):
+    return reward([prompt(**columns)], [completion(text, truncated)]).total[0]
+
+
+# right and wrong -------------------------------------------------------------------------
+
+
+def test_verifier_scores_and_reasons():
+    texts = ["#### 42", "#### 41", NO_IDEA, "so far 40 + 2", "#### 42"]
+    cut = [False, False, False, True, True]
+    completions = [completion(t, truncated=c) for t, c in zip(texts, cut, strict=True)]
+    output = Verifier()([prompt()] * 5, completions)
+    assert output.total[:4] == [1.0, 0.0, 0.0, 0.0]
+    assert output.reasons[:4] == ["matched", "wrong", "no_answer", "truncated"]
+    assert output.reasons[4] in ("matched", "truncated")  # the verifier's own policy
+    assert output.components == {"verifier": output.total}
+
+
+def test_a_wrong_answer_of_a_truncated_completion_is_truncated():
+    output = Verifier()([prompt()], [completion("#### 41. And so", truncated=True)])
+    assert (output.total, output.reasons) == ([0.0], ["truncated"])
+
+
+def test_require_end_pays_nothing_for_a_truncated_right_answer():
+    text = "So \\boxed{42}. And then"
+    assert score(Verifier(), text, truncated=True) == 1.0
+    assert score(Verifier(require_end=True), text, truncated=True) == 0.0
+    assert score(Verifier(require_end=True), text) == 1.0
+
+
+def test_style_is_the_prompts_own_unless_set():
+    # Under gsm8k the golds drop the percent sign; under math 42 % is 0.42.
+    assert score(Verifier(), "\\boxed{42\\%}", style="gsm8k") == 1.0
+    assert score(Verifier(), "\\boxed{42\\%}", style="math", answer="0.42") == 1.0
+    assert score(Verifier(style="gsm8k"), "\\boxed{42\\%}", style="math") == 1.0
+    with pytest.raises(ValueError, match=r"reward\.style must be null or one of math, gsm8k"):
+        Verifier(style="gsm")
+
+
+def test_a_gold_that_cannot_be_read_is_an_abstention():
+    output = Verifier()([prompt(answer="?")], [completion("#### 5")])
+    assert (output.total, output.reasons) == ([None], ["unparsed_gold"])
+
+
+@pytest.mark.parametrize("gold", [None, "", "  "])
+def test_b85_missing_gold_is_not_an_empty_answer(gold):
+    for reward in (Verifier(), LastNumber()):
+        with pytest.raises(ValueError, match="prompt 'p' has no gold"):
+            score(reward, "####", answer=gold)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("it is 42", True),
+        ("42.", True),
+        ("42.0", True),
+        ("$42", True),
+        ("**42**", True),
+        ("7 * 6 = 42", True),
+        ("50-42", True),
+        ("042", True),
+        ("-42", False),
+        ("−42", False),
+        ("421", False),
+        ("4.2", False),
+        ("42 of 50", False),
+        ("1,042", False),
+        ("forty-two", False),
+        ("4" * 5000, False),
+    ],
+)
+def test_last_number(text, right):
+    assert score(LastNumber(), text) == float(right)
+
+
+def test_last_number_normalises():
+    assert last_number("1,234.50") == last_number("1234.5") == ("", "1234", "5")
+    assert last_number("-0.0") == ("", "0", "")
+    assert last_number("x = -3") == ("-", "3", "")
+    assert last_number("none") is None
+
+
+# format and shaping ----------------------------------------------------------------------
+
+TAGGED = "<think>a</think> <answer>4</answer>"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "expected"),
+    [
+        (Rule.think_answer, TAGGED, 1),
+        (Rule.think_answer, f"{TAGGED}<eos>", 1),  # FAULTS B85
+        (Rule.think_answer, f"{TAGGED}\n<|im_end|>\n", 1),
+        (Rule.think_answer, "<think>\na\n</think>\n<answer>\n4\n</answer>", 1),
+        (Rule.think_answer, "<think>a</think>4", 0),  # B85: no answer tag
+        (Rule.think_answer, "<think>a</think><answer></answer>", 0),
+        (Rule.think_answer, "<think>a</think><answer>5", 0),
+        (Rule.think_answer, f"{TAGGED}<answer>6</answer>", 0),
+        (Rule.think_answer, "<think>a<answer>5</answer></think>", 0),
+        (Rule.think_answer, "<answer>5</answer>", 0),
+        (Rule.think, "<think>Reasoning.</think>Answer.", 1),
+        (Rule.think, "<think></think>\nAnswer.", 1),
+        (Rule.think, "<think>a</think>", 0),
+        (Rule.think, "Text<think>reasoning.</think>Answer.", 0),
+        (Rule.think, "<think>a</think>b</think>", 0),
+        (Rule.think, "<THINK>a</THINK>b", 0),
+        (Rule.think, "<think>" * 20000, 0),
+        (Rule.hash, "so 5. #### 1,080", 1),
+        (Rule.hash, "#### -3.5<eos>", 1),
+        (Rule.hash, "#### ", 0),
+        (Rule.hash, "### 5", 0),
+        (Rule.hash, "#### 5\n#### 6", 0),
+        (Rule.hash, "#### five", 0),
+        (Rule.boxed, "So \\boxed{5}.", 1),
+        (Rule.boxed, "\\boxed{5} \\boxed{6}", 0),
+        (Rule.boxed, "\\boxed{5", 0),
+        (Rule.boxed, "\\boxed{}", 0),
+        (Rule.boxed, "So 5.", 0),
+    ],
+)
+def test_format(rule, text, expected):
+    assert score(Format(rule), text) == expected
+
+
+def test_format_by_a_pattern_of_ones_own():
+    assert score(Format(Rule.regex, r"a.*b"), "a\nb</s>") == 1.0
+    assert score(Format(Rule.regex, r"a.*b"), "xa b") == 0.0
+    with pytest.raises(ValueError, match=r"is no regular expression: .*"):
+        Format(Rule.regex, "(")
+    with pytest.raises(ValueError, match=r"pattern goes with rule=regex"):
+        Format(Rule.hash, "a")
+    with pytest.raises(ValueError, match=r"pattern goes with rule=regex"):
+        Format(Rule.regex)
+
+
+def test_format_agrees_with_the_labelled_rules(shared):
+    import json
+
+    rules = {
+        "think_answer_tags": Rule.think_answer,
+        "think_tags": Rule.think,
+        "one_hash_answer": Rule.hash,
+        "one_box": Rule.boxed,
+    }
+    lines = (shared / "data/verifier/format.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["rule"] in rules and not row["ambiguous"]]
+    assert len(rows) > 20
+    for row in rows:
+        assert score(Format(rules[row["rule"]]), row["completion"]) == row["expected"], row
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#### 7", 1),
+        ("#### $1,234.50", 1),
+        ("The answer is 12 red apples.", 1),
+        ("\\boxed{-3}", 1),
+        ("#### 1/2", 1),
+        ("5 + 2 = 7", 0),  # a number, but not in the answer's place
+        ("I have 7 apples and want more.", 0),
+        ("#### seven", 0),
+        ("#### ", 0),
+        ("", 0),
+    ],
+)
+def test_number_in_place(text, expected):
+    assert score(NumberInPlace(), text) == expected
+
+
+def test_ended():
+    assert (score(Ended(), "x"), score(Ended(), "x", truncated=True)) == (1.0, 0.0)
+
+
+def test_b86_length_penalty_counts_tokens():
+    # L_max 100, cache 20: 0 up to 80, −1/2 at 90, −1 at 100 and beyond, however long the text.
+    reward = LengthPenalty(max_length=100, cache=20)
+    completions = [completion("x" * 9999, tokens=range(n)) for n in (80, 90, 100, 101)]
+    assert reward([prompt()] * 4, completions).total == [0.0, -0.5, -1.0, -1.0]
+    with pytest.raises(ValueError, match=r"reward\.cache must lie in"):
+        LengthPenalty(max_length=10, cache=11)
+
+
+def test_random_is_a_function_of_prompt_and_tokens_alone():
+    reward = Random(seed=3)
+    prompts = [prompt(name=f"p{i % 50}") for i in range(2000)]
+    completions = [completion("#### 42", tokens=(i, i + 1)) for i in range(2000)]
+    first = reward(prompts, completions).total
+    # Order and company are no matter, nor is what is right.
+    assert reward(prompts[::-1], completions[::-1]).total == first[::-1]
+    assert reward(prompts[7:8], completions[7:8]).total == first[7:8]
+    golds = [prompt(name=p.id, answer="0") for p in prompts]
+    assert reward(golds, completions).total == first
+    # 2,000 draws at 1/2: a standard deviation of 0.011.
+    assert abs(sum(first) / 2000 - 0.5) < 0.05
+    assert Random(seed=4)(prompts, completions).total != first
+    assert set(Random(p=0.0)(prompts, completions).total) == {0.0}
+    assert set(Random(p=1.0)(prompts, completions).total) == {1.0}
+    share = sum(Random(p=0.1)(prompts, completions).total) / 2000
+    assert abs(share - 0.1) < 0.03
+    with pytest.raises(ValueError, match=r"reward.p must lie in \[0, 1\], got 2"):
+        Random(p=2)
+
+
+# sums ------------------------------------------------------------------------------------
+
+
+class Fixed:
+    def __init__(self, *values, reasons=()):
+        self.values, self.reasons = list(values), list(reasons)
+
+    def __call__(self, prompts, completions):
+        return RewardOutput(total=self.values, reasons=self.reasons)
+
+
+def test_weighted_sum_of_named_components():
+    reward = Weighted(
+        {
+            "right": Fixed(1.0, 0.0),
+            "long": {"weight": -0.5, "reward": Fixed(0.5, 2.0, reasons=["a", "b"])},
+            "odd": {"weight": 2, "reward": Fixed(3.0, 0.25)},
+        }
+    )
+    output = reward([prompt()] * 2, [completion("x")] * 2)
+    # 1 − 0.5·0.5 + 2·3 = 6.75 and 0 − 0.5·2 + 2·0.25 = −0.5
+    assert output.total == [6.75, -0.5]
+    assert output.components == {"right": [1.0, 0.0], "long": [0.5, 2.0], "odd": [3.0, 0.25]}
+    assert output.reasons == ["a", "b"]
+
+
+def test_an_abstention_is_not_a_zero():
+    output = Weighted({"a": Fixed(1.0, None), "b": Fixed(1.0, 1.0)})(
+        [prompt()] * 2, [completion("x")] * 2
+    )
+    assert output.total == [2.0, None]
+    assert output.components["a"] == [1.0, None]
+
+
+def test_components_are_built_from_their_classes():
+    part = {"weight": 0.1, "_target_": "zoo.rewards.shaping.Format", "rule": "boxed"}
+    reward = Weighted({"right": {"weight": 1.0, "reward": Verifier()}, "format": part})
+    assert reward.parts["format"] == (0.1, Format(Rule.boxed))
+    output = reward([prompt()], [completion("\\boxed{42}")])
+    assert output.total == [1.1] and output.reasons == ["matched"]
+
+
+def test_shaped_gsm8k_orders_its_four_outcomes():
+    from zoo.instantiate import build
+
+    node = {
+        "_target_": "zoo.rewards.composite.Weighted",
+        "components": {
+            "right": {"weight": 1.0, "_target_": "zoo.rewards.verifiable.Verifier"},
+            "number": {"weight": 0.1, "_target_": "zoo.rewards.shaping.NumberInPlace"},
+            "ended": {"weight": 0.1, "_target_": "zoo.rewards.shaping.Ended"},
+        },
+    }
+    reward = build(node, "reward")
+    texts = [("#### 42", False), ("#### 41", False), (NO_IDEA, False), (NO_IDEA, True)]
+    output = reward([prompt()] * 4, [completion(t, truncated=cut) for t, cut in texts])
+    # right 1 + number 0.1 + ended 0.1; wrong: 0.2; no number: 0.1; nothing: 0
+    assert output.total == pytest.approx([1.2, 0.2, 0.1, 0.0])
+    assert output.reasons == ["matched", "wrong", "no_answer", "truncated"]
+
+
+@pytest.mark.parametrize(
+    ("components", "says"),
+    [
+        ({}, "reward.components is empty"),
+        ({"a": {"_target_": "zoo.rewards.shaping.Ended"}}, "components.a.weight must be a number"),
+        (
+            {"a": {"weight": "1", "reward": Ended()}},
+            "components.a.weight must be a number, got '1'",
+        ),
+        ({"a": {"weight": math.inf, "reward": Ended()}}, "components.a.weight must be finite"),
+        ({"a": {"weight": 1.0}}, "components.a needs _target_"),
+        ({"a": {"weight": 1.0, "reward": Ended(), "p": 1}}, "components.a needs _target_"),
+        ({"a": {"weight": 1, "_target_": "zoo.rewards.shaping.Endet"}}, "Did you mean .*Ended"),
+        ({"a": {"weight": 1, "_target_": "zoo.rewards.shaping.Format", "ruel": 1}}, "rule"),
+        # FAULTS B78: a penalty of weight −1 would reward what it punishes.
+        ({"a": {"weight": -1, "reward": LengthPenalty()}}, r"is a penalty .*Try 1"),
+    ],
+)
+def test_weighted_settings_are_checked(components, says):
+    with pytest.raises(ValueError, match=says):
+        Weighted(components)
+
+
+def test_b78_penalty_lowers_the_sum():
+    reward = Weighted(
+        {"right": Fixed(1.0), "length": {"weight": 1.0, "reward": LengthPenalty(4, 2)}}
+    )
+    assert reward([prompt()], [completion("x", tokens=range(4))]).total == [0.0]
+
+
+# strangers' functions --------------------------------------------------------------------
+
+
+def by_length(prompts, completions):
+    return [len(text) for text in completions]
+
+
+def call(fn, texts=("a", "bb", "ccc", "dddd"), **settings):
+    prompts = [prompt(name=f"p{i}", level=i) for i in range(len(texts))]
+    return Function(fn, **settings)(prompts, [completion(text) for text in texts])
+
+
+def test_function_gets_texts_and_columns():
+    seen = {}
+
+    def fn(prompts, completions, answer, level, truncated, **columns):
+        seen.update(columns, prompts=prompts, answer=answer, level=level, truncated=truncated)
+        return [0.5] * len(prompts)
+
+    output = call(fn)
+    assert output.total == [0.5] * 4 and output.components == {"fn": [0.5] * 4}
+    assert seen["prompts"] == ["Q?"] * 4 and seen["answer"] == ["42"] * 4
+    assert seen["level"] == [0, 1, 2, 3] and seen["truncated"] == [False] * 4
+    assert seen["style"] == ["gsm8k"] * 4 and seen["prompt_ids"] == ["p0", "p1", "p2", "p3"]
+
+
+def test_function_by_its_dotted_path():
+    assert call("tests.rewards.test_rewards.by_length").total == [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(ValueError, match=r"has no 'by_lenght'.*Did you mean .*by_length"):
+        Function("tests.rewards.test_rewards.by_lenght")
+    with pytest.raises(ValueError, match=r"reward.fn is not set"):
+        Function()
+    with pytest.raises(ValueError, match=r"must be a function or its dotted path, got 5"):
+        Function(5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ([1.0], r"reward fn returned 1 scores for 4 completions"),  # FAULTS B76
+        ([1.0] * 3, r"reward fn returned 3 scores for 4 completions"),
+        ([1.0, "2", 1.0, 1.0], r"gave '2' \(str\) to row 1, whose text is 'bb'"),
+        ([1.0, 1.0, math.nan, 1.0], r"gave nan \(float\) to row 2, whose text is 'ccc'"),
+        ([1.0, 1.0, 1.0, math.inf], r"gave inf \(float\) to row 3, whose text is 'dddd'"),
+        ([[1.0]] * 4, r"to row 0"),
+        ("1111", r"reward fn returned '1111' \(str\)"),
+        (1.0, r"reward fn returned 1.0 \(float\)"),
+        (None, r"reward fn returned None"),
+        (torch.ones(1), r"returned 1 scores"),
+        (torch.tensor(1.0), r"returned 1.0"),
+    ],
+)
+def test_b76_what_a_function_returns_is_checked(returned, says):
+    def fn(prompts, completions):
+        return returned
+
+    with pytest.raises(RewardError, match=says):
+        call(fn)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, True, None, np.float32(0.5)],
+        (1, True, None, torch.tensor(0.5)),
+    ],
+)
+def test_b76_numbers_of_any_kind_and_none_are_allowed(returned):
+    def fn(prompts, completions):
+        return returned
+
+    assert call(fn).total == [1.0, 1.0, None, 0.5]
+
+
+def test_arrays_and_tensors_are_allowed():
+    assert call(lambda prompts, completions: np.arange(4)).total == [0.0, 1.0, 2.0, 3.0]
+    assert call(lambda prompts, completions: torch.arange(4)).total == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_function_that_asks_for_a_column_that_is_not_there():
+    def fn(prompts, completions, anwser):
+        return []
+
+    with pytest.raises(RewardError, match=r"fn asks for 'anwser'.*Did you mean answer"):
+        call(fn)
+
+    def defaulted(prompts, completions, other=3):
+        return [other] * 4
+
+    assert call(defaulted).total == [3.0] * 4
+
+
+def picky(prompts, completions):
+    if "ccc" in completions:
+        raise KeyError("c")
+    return [1.0] * len(completions)
+
+
+def test_function_that_raises_names_the_row_and_its_text():
+    with pytest.raises(RewardError, match=r"picky raised KeyError: 'c' at row 2.*'ccc'.*on_error"):
+        call(picky)
+
+
+def test_function_that_raises_may_abstain_for_that_row_alone():
+    assert call(picky, on_error=OnError.abstain).total == [1.0, 1.0, None, 1.0]
+
+
+def test_function_that_fails_on_the_rows_together():
+    def fn(prompts, completions):
+        return [1.0] if len(completions) == 1 else [][0]
+
+    with pytest.raises(RewardError, match=r"raised IndexError.* on 4 rows together"):
+        call(fn)
+
+
+def test_function_may_return_a_whole_output():
+    def fn(prompts, completions):
+        return RewardOutput([1.0] * 4, {"a": [2.0] * 4}, ["x"] * 4)
+
+    output = call(fn)
+    assert (output.components, output.reasons) == ({"a": [2.0] * 4}, ["x"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (RewardOutput([1.0]), "returned 1 scores for 2"),
+        (RewardOutput([1.0, 2.0], {"part": [1.0]}), "reward r/part returned 1 scores"),
+        (RewardOutput([1.0, 2.0], reasons=["x"]), "gave 1 reasons for 2 completions"),
+        (RewardOutput([1.0, math.nan]), "gave nan"),
+        ([1.0, 2.0], "not a RewardOutput"),
+    ],
+)
+def test_any_reward_is_checked(output, says):
+    with pytest.raises(RewardError, match=says):
+        check_output(output, [completion("a"), completion("b")], "r")
+
+
+def test_checked_scores_are_plain_floats():
+    scores = check_scores([np.float64(1), True], [completion("a")] * 2, "r")
+    assert [type(s) for s in scores] == [float, float]

@@ -1,0 +1,517 @@
+"""The command line: forty mistakes and more, help, extension, and what happens when a run fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
+from zoo.compose import FOLDERS, GROUPS, compose
+from zoo.config import ConfigError, RunConfig
+from zoo.instantiate import config_hash, run_dir
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test starts in an empty folder that no module path knows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv(FOLDERS, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configurations that would have been trained."""
+    import zoo.train.run
+
+    seen: list[RunConfig] = []
+
+    def record(config: RunConfig) -> dict[str, Any]:
+        seen.append(config)
+        return {}
+
+    monkeypatch.setattr(zoo.train.run, "run", record)
+    return seen
+
+
+# ------------------------------------------------------------------------ a tour of mistakes
+
+# (arguments, what the block must say: the value, and what to do)
+MISTAKES: list[tuple[str, list[str]]] = [
+    # groups and options
+    ("algorithm=grppo", ["algorithm=grppo", "Did you mean algorithm=grpo?", "Options: dpo, grpo"]),
+    ("model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
+    ("data=arithmatic", ["data=arithmatic", "Did you mean data=arithmetic?"]),
+    ("experiment=tiny_sfd", ["Did you mean experiment=tiny_sft?"]),
+    ("experiment=a/b", ["experiment=a/b", "Options:"]),
+    ("train=fast", ["train=fast", "Options: default"]),
+    ("train=3", ["train=3", "Write train=NAME", "default"]),
+    ("algorithm=[grpo,ppo]", ["algorithm"]),
+    ("algoritm=grpo", ["algoritm=grpo", "Did you mean algorithm=grpo?"]),
+    ("foo/bar=3", ["foo/bar=3", "zoo --help"]),
+    ("+algorithm=ppo", ["+algorithm=ppo", "without the +"]),
+    ("++algorithm=ppo", ["++algorithm=ppo", "Write algorithm=ppo"]),
+    ("algorithm=null", ["algorithm is not set", "Choose algorithm=NAME"]),
+    ("~data", ["data is not set", "Choose data=NAME"]),
+    ("~nothing", ["~nothing", "no nothing to take away"]),
+    ("~trian", ["Did you mean ~train?"]),
+    ("hydra/launcher=nobody -m seed=0,1", ["hydra/launcher=nobody", "Options:"]),
+    # keys
+    ("train.stepz=3", ["train.stepz=3", "Did you mean train.steps=3?"]),
+    ("steps=3", ["steps=3", "Did you mean train.steps=3?"]),
+    ("lr=1e-4", ["lr=1e-4", "Did you mean train.lr=1e-4?"]),
+    ("+lr=1e-4", ["lr", "0.0001", "Did you mean train.lr?"]),
+    ("algorithm.clip_epz=0.3", ["0.3", "Did you mean algorithm.clip_eps=0.3?"]),
+    ("+algorithm.clip_epz=0.3", ["0.3", "Did you mean algorithm.clip_eps?"]),
+    ("++algorithm.foo=3", ["algorithm.foo", "3", "algorithm.epochs"]),
+    ("+algorithm.foo=3", ["algorithm.foo", "3", "algorithm.epochs"]),
+    ("algorithm.gae_lambda=0.9", ["algorithm.gae_lambda=0.9", "belongs to algorithm=ppo"]),
+    ("+train.stop_at.evry=3", ["train.stop_at.evry", "3", "Did you mean train.stop_at.every?"]),
+    ("+seed=3", ["+seed=3", "without the +: seed=3"]),
+    ("train.lr.foo=3", ["train.lr.foo=3", "train.lr=3"]),
+    ("train.betas.0=x", ["train.betas", "x"]),
+    # values
+    ("train.steps=abc", ["train.steps", "'abc'", "a whole number", "Try train.steps=45"]),
+    ("train.steps=2.5", ["train.steps", "2.5", "a whole number"]),
+    ("train.steps=-3", ["train.steps", "-3", "at least 1", "Try train.steps=45"]),
+    ("train.steps=", ["train.steps", "''", "a whole number"]),
+    ("train.steps=null", ["train.steps", "null", "a whole number"]),
+    ("train.lr=-1", ["train.lr", "-1", "above 0"]),
+    ("train.lr=nan", ["train.lr", "nan", "finite"]),
+    ("train.lr_end=2", ["train.lr_end", "2", "between 0 and 1"]),
+    ("train.betas=[0.9]", ["train.betas", "[0.9]", "Try train.betas=[0.9,0.95]"]),
+    ("train.schedule=linea", ["'linea'", "Did you mean train.schedule=linear?"]),
+    ("train.device=gpu", ["'gpu'", "auto, cpu, cuda, mps"]),
+    ("train.stop_at.every=0", ["train.stop_at.every", "0", "at least 1"]),
+    ("seed=a", ["seed", "'a'", "a whole number"]),
+    ("seed=-1", ["seed", "-1", "seed=0"]),
+    ("name=a/b", ["name", "a/b", "one plain word"]),
+    ("resume=yes", ["resume", "'yes'", "auto, never, must"]),
+    ("measure.progress=maybe", ["measure.progress", "'maybe'", "true or false"]),
+    ("measure.wandb=onlin", ["'onlin'", "Did you mean measure.wandb=online?"]),
+    ("evaluate.pass_k=8", ["evaluate.pass_k", "8", "a list"]),
+    ("evaluate.pass_k=[8]", ["8", "evaluate.samples=4", "Try evaluate.samples=8"]),
+    ("evaluate.best_metric=accuracy", ["'accuracy'", "heldout/accuracy"]),
+    ("model.dtype=float8", ["'float8'", "float32, bfloat16"]),
+    ("model.path=some/model", ["model.path and model.recipe", "model=hub"]),
+    ("model=hub", ["model.path is not set", "Add model.path="]),
+    ("train.steps=${nowhere}", ["train.steps", "nowhere"]),
+    ("algorithm.average=seqence", ["'seqence'", "Did you mean algorithm.average=sequence?"]),
+    ("algorithm.clip_eps=2", ["algorithm.clip_eps", "2", "Try 0.2"]),
+    ("algorithm.epochs=0", ["algorithm.epochs", "0", "Try algorithm.epochs=1"]),
+    ("rollout.temperature=0", ["rollout.temperature", "0", "above 0"]),
+    ("algorithm._target_=zoo.algorithms.grpo.GPRO", ["GPRO", "zoo.algorithms.grpo.GRPO"]),
+    ("algorithm._target_=mine.Mine", ["mine.Mine", "mine.py", "working directory"]),
+    # combinations
+    ("rollout.group_size=1", ["rollout.group_size", "1", "Try rollout.group_size=8"]),
+    ("algorithm.minibatches=99", ["algorithm.minibatches=99", "train.groups"]),
+    ("algorithm=sft data=digits", ["sft", "examples", "prompts"]),
+    ("model=hub model.path=./nowhere", ["./nowhere", "does not exist"]),
+    # syntax
+    ("train.lr = 3", ["train.lr = 3", "without spaces"]),
+    ("name='a", ["name='a", "key=value"]),
+    ("algorithm=[grpo", ["algorithm=[grpo", "key=value"]),
+    ("=3", ["=3", "key=value"]),
+    ("algorithm=grpo seed", ["'seed'", "seed=…"]),
+    ("algorithm=grpo ppo", ["'ppo'", "Did you mean algorithm=ppo?"]),
+    ("seed=0,1", ["seed=0,1", "zoo -m seed=0,1"]),
+    ("seed=range(3)", ["seed=range(3)", "-m"]),
+    # subcommands and flags
+    ("repor", ["'repor'", "Did you mean `zoo report`?"]),
+    ("grpo", ["'grpo'", "Did you mean algorithm=grpo?"]),
+    ("algorithm grpo", ["Write algorithm=NAME", "grpo"]),
+    ("xyzzy", ["'xyzzy'", "Subcommands: evaluate"]),
+    ("--conifg-dir=x", ["--conifg-dir", "Did you mean --config-dir?"]),
+    ("--cfg jop", ["'jop'", "job"]),
+    ("--cfg job --package trian", ["trian", "Did you mean --package train?"]),
+    ("--resolve", ["--resolve", "--cfg job --resolve"]),
+    ("--jobs 3", ["3", "Add -m"]),
+    ("--config-name nobody", ["'nobody'", "'config'"]),
+    ("--config-dir nowhere algorithm=grpo", ["nowhere", "does not exist"]),
+    ("hydra.searchpath=[/nowhere]", ["/nowhere", "does not exist"]),
+    # sweeps are refused before a job starts
+    ("-m seed=0,1 algorithm=ppo,grppo", ["grppo", "In the job: seed=0 algorithm=grppo"]),
+    ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
+    ("-m seed=interval(0,1)", ["seed=interval(0,1)", "range(start,stop,step)"]),
+    ("-m seed=0,1 --jobs none", ["none", "--jobs 2"]),
+]
+
+# Overrides with spaces of their own, which the shell would have kept together.
+WHOLE = {"train.lr = 3"}
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_mistake_gives_one_short_block(
+    line: str, words: list[str], capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    status = main([line] if line in WHOLE else line.split())
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert err.startswith("zoo: error\n")
+    assert len(err.splitlines()) <= MAX_ERROR_LINES
+    assert "Traceback" not in out + err and "hydra.cc" not in err
+    for word in words:
+        # lines are wrapped between words
+        assert word in " ".join(err.split()), err
+    assert not [path for path in elsewhere.rglob("*") if path.is_file()]  # nothing was started
+
+
+def test_tour_is_as_long_as_promised() -> None:
+    assert len({line for line, _ in MISTAKES}) == len(MISTAKES) >= 40
+
+
+def test_mistake_in_a_process_of_its_own_is_the_same_block() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo", "algorithm=grppo"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 2
+    assert done.stdout == "" and done.stderr.startswith("zoo: error\n  there is no option")
+    assert len(done.stderr.splitlines()) <= MAX_ERROR_LINES
+
+
+def test_only_the_first_of_several_processes_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["algorithm=grppo"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_long_message_is_cut_to_the_promised_length(capsys: pytest.CaptureFixture[str]) -> None:
+    from zoo.cli import print_error
+
+    print_error("\n".join(f"line {i}" for i in range(50)))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == MAX_ERROR_LINES and lines[-1].strip() == "…"
+
+
+def test_broken_yaml_of_a_user_is_named_with_its_line(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "conf" / "algorithm").mkdir(parents=True)
+    (elsewhere / "conf" / "algorithm" / "bad.yaml").write_text("a: 1\nb: [1,\nc: }\n")
+    assert main(["--config-dir", "conf", "algorithm=bad"]) == 2
+    err = capsys.readouterr().err
+    assert "bad.yaml, line 3" in err and len(err.splitlines()) <= MAX_ERROR_LINES
+
+
+# ------------------------------------------------------------------------ help and display
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_shows_groups_options_subcommands_and_examples(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for word in (*GROUPS, *SUBCOMMANDS, "grpo*", "tiny*", "zoo -m", "outputs/", "summary.json"):
+        assert word in out
+    for algorithm in ("ppo", "dpo", "grpo", "sft"):
+        assert f"zoo algorithm={algorithm}" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import zoo
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"zoo {zoo.__version__}\n"
+
+
+def test_cfg_job_prints_the_configuration_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    from omegaconf import OmegaConf
+
+    arguments = ["algorithm=ppo", "seed=3"]
+    assert main(["--cfg", "job", *arguments]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["seed"] == 3 and printed["algorithm"]["_target_"].endswith(".PPO")
+    assert printed == yaml.safe_load(OmegaConf.to_yaml(compose(arguments)))
+
+
+def test_cfg_package_prints_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "--package", "train", "train.steps=7"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["steps"] == 7
+
+
+def test_shell_completion_completes_options_and_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", "zoo algorithm=")
+    assert main(["--shell-completion", "query=bash"]) == 0
+    assert "algorithm=grpo" in capsys.readouterr().out.split()
+    monkeypatch.setenv("COMP_LINE", "zoo algorithm=ppo algorithm.gae")
+    assert main(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split() == ["algorithm.gae_lambda="]
+    assert main(["--shell-completion", "install=bash"]) == 0
+    assert "complete -o nospace" in capsys.readouterr().out
+
+
+def test_algorithms_lists_every_option_with_its_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["algorithms"]) == 0
+    out = capsys.readouterr().out
+    for name in ("sft", "ppo", "dpo", "grpo", "gae_lambda", "label_smoothing"):
+        assert name in out
+
+
+def test_subcommand_gets_the_rest_of_the_line_and_gives_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "sub_mine.py").write_text("def main(argv):\n    print(argv)\n    return 5\n")
+    monkeypatch.setitem(SUBCOMMANDS, "report", ("sub_mine", "main", ""))
+    assert main(["report", "a=1", "--flag"]) == 5
+    assert capsys.readouterr().out == "['a=1', '--flag']\n"
+    monkeypatch.setitem(SUBCOMMANDS, "report", ("sub_mine", "absent", ""))
+    assert main(["report"]) == 2
+    assert "not part of this version" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------ runs
+
+
+def test_run_gets_the_checked_configuration(runs: list[RunConfig]) -> None:
+    assert main(["algorithm=dpo", "algorithm.beta=1", "seed=2", "reward=null"]) == 0
+    (config,) = runs
+    assert type(config.algorithm).__name__ == "DPO" and config.algorithm.beta == 1.0
+    assert config.seed == 2 and config.reward is None
+
+
+def test_flags_may_stand_between_overrides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import zoo.launch
+
+    seen: list[Any] = []
+
+    def sweep(arguments: list[str], check: Callable[[list[str]], None]) -> int:
+        seen.extend(arguments)
+        check(["algorithm=ppo", "seed=0"])
+        with pytest.raises(ConfigError, match=r"In the job: train\.steps=-1"):
+            check(["train.steps=-1"])
+        return 1
+
+    monkeypatch.setattr(zoo.launch, "sweep", sweep)
+    assert main(["algorithm=ppo,dpo", "-m", "seed=0,1", "--jobs", "2"]) == 1
+    assert seen == ["--jobs=2", "algorithm=ppo,dpo", "seed=0,1"]
+
+
+def test_experiment_that_is_no_recipe_names_the_folder(runs: list[RunConfig]) -> None:
+    assert main(["experiment=my_study", "algorithm=ppo"]) == 0
+    assert main(["experiment=tiny_sft"]) == 0
+    assert main(["experiment=[tiny_sft,my_study]"]) == 0
+    assert [config.experiment for config in runs] == ["my_study", "tiny_sft", "my_study"]
+    assert config_hash(runs[1]) == config_hash(runs[2]) != config_hash(runs[0])
+
+
+def test_unexpected_error_leaves_its_traceback_in_the_folder_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import zoo.train.run
+
+    folders = []
+
+    def fail(config: RunConfig) -> None:
+        folders.append(run_dir(config))
+        raise RuntimeError("the sky fell\nand more")
+
+    monkeypatch.setattr(zoo.train.run, "run", fail)
+    assert main(["seed=4"]) == 1
+    err = capsys.readouterr().err
+    (folder,) = folders
+    assert "RuntimeError: the sky fell" in err and "Traceback" not in err
+    assert len(err.splitlines()) <= MAX_ERROR_LINES
+    assert str(folder / "error.txt") in " ".join(err.split())
+    text = (folder / "error.txt").read_text()
+    assert text.startswith("Traceback") and 'raise RuntimeError("the sky fell' in text
+
+
+def test_traceback_is_printed_where_it_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import zoo.train.run
+
+    def fail(config: RunConfig) -> None:
+        raise RuntimeError("the sky fell")
+
+    (elsewhere / "file").write_text("")
+    monkeypatch.setattr(zoo.train.run, "run", fail)
+    assert main(["output=file"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err and "cannot be written" in err
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
+def test_interruption_ends_with_130_and_a_word(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import zoo.train.run
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupt(config: RunConfig) -> None:
+        if how == "Ctrl-C":
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(zoo.train.run, "run", interrupt)
+    assert main(["seed=0"]) == 130
+    assert "Interrupted." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_hydra_writes_nothing_of_its_own(runs: list[RunConfig], elsewhere: Path) -> None:
+    assert main(["seed=1"]) == 0
+    assert main(["--cfg", "job"]) == 0
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_hydra_launcher_runs_every_job_in_zoo_s_way(runs: list[RunConfig], elsewhere: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `sweep`")
+    # joblib's sequential backend keeps the jobs in this process, where they can be recorded.
+    line = "-m hydra/launcher=joblib hydra.launcher.n_jobs=1 algorithm=ppo,dpo seed=0,1"
+    assert main(line.split()) == 0
+    labels = [(type(config.algorithm).__name__, config.seed) for config in runs]
+    assert labels == [("PPO", 0), ("PPO", 1), ("DPO", 0), ("DPO", 1)]
+    assert {path.name for path in elsewhere.iterdir()} == {"outputs"}
+    assert [path.name for path in (elsewhere / "outputs").iterdir()] == [".hydra"]
+
+
+# ------------------------------------------------------------------------ a stranger's code
+
+STRANGER = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    from zoo.algorithms.grpo import GRPO
+
+
+    @dataclass(frozen=True)
+    class Mine(GRPO):
+        courage: float = 1.0
+        name: ClassVar[str] = "mine"
+
+        def __post_init__(self):
+            super().__post_init__()
+            if self.courage < 0:
+                raise ValueError(f"courage must be at least 0, got {self.courage}. Try 1.")
+"""
+
+
+@pytest.fixture
+def stranger(elsewhere: Path) -> str:
+    """A module and an option of somebody else in the working directory; the module's name."""
+    module = f"stranger_{elsewhere.name}"  # a name of its own: modules stay imported
+    (elsewhere / f"{module}.py").write_text(textwrap.dedent(STRANGER))
+    folder = elsewhere / "options" / "algorithm"
+    folder.mkdir(parents=True)
+    text = f"# An algorithm of a stranger.\n_target_: {module}.Mine\ncourage: 2\n"
+    (folder / "mine.yaml").write_text(text)
+    return module
+
+
+@pytest.mark.parametrize("way", ["--config-dir options", "hydra.searchpath=[options]", "variable"])
+def test_stranger_s_algorithm_is_found(
+    way: str,
+    stranger: str,
+    runs: list[RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if way == "variable":
+        monkeypatch.setenv(FOLDERS, "options")
+    before = os.environ.get(FOLDERS)
+    arguments = [] if way == "variable" else way.split()
+    assert main([*arguments, "algorithm=mine", "algorithm.courage=3"]) == 0
+    (config,) = runs
+    assert type(config.algorithm).__module__ == stranger
+    assert config.algorithm.courage == 3.0
+    assert run_dir(config).parts[2].startswith("mine-")
+    assert main([*arguments, "--help"]) == 0
+    assert "grpo*, mine, ppo" in capsys.readouterr().out
+    assert os.environ.get(FOLDERS) == before
+    # Mistakes in a stranger's settings are told as in our own.
+    assert main([*arguments, "algorithm=mine", "algorithm.courage=-1"]) == 2
+    assert "algorithm: courage must be at least 0, got -1.0. Try 1." in capsys.readouterr().err
+    assert main([*arguments, "algorithm=mine", "algorithm.corage=1"]) == 2
+    assert "Did you mean algorithm.courage=1?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_target_in_the_working_directory_needs_no_option(
+    stranger: str, runs: list[RunConfig]
+) -> None:
+    line = f"algorithm._target_={stranger}.Mine +algorithm.courage=5"
+    assert main(line.split()) == 0
+    assert runs[0].algorithm.courage == 5.0
+
+
+def test_config_dir_reaches_the_processes_that_a_run_starts(
+    stranger: str, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    import zoo.launch
+
+    def sweep(arguments: list[str], check: Callable[[list[str]], None]) -> int:
+        assert os.environ[FOLDERS] == str(elsewhere / "options")
+        check(["algorithm=mine"])
+        return 0
+
+    monkeypatch.setattr(zoo.launch, "sweep", sweep)
+    assert main(["-m", "--config-dir", "options", "algorithm=mine,grpo"]) == 0
+
+
+def test_installed_package_adds_its_options(
+    elsewhere: Path,
+    stranger: str,
+    runs: list[RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site = elsewhere / "site"
+    package = site / f"package_{stranger}"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (elsewhere / "options").rename(package / "conf")
+    info = site / f"package_{stranger}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[zoo.conf]\nmine = {package.name}:conf\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert main(["algorithm=mine"]) == 0
+    assert runs[0].algorithm.courage == 2.0
+    (info / "entry_points.txt").write_text(f"[zoo.conf]\nmine = {package.name}:absent\n")
+    assert main(["algorithm=mine"]) == 2
+    assert "'mine'" in capsys.readouterr().err
+
+
+def test_first_found_option_wins_over_a_stranger_s_of_the_same_name(
+    stranger: str, runs: list[RunConfig], elsewhere: Path
+) -> None:
+    folder = elsewhere / "options" / "algorithm"
+    (folder / "mine.yaml").rename(folder / "grpo.yaml")
+    assert main(["--config-dir", "options", "algorithm=grpo"]) == 0
+    assert type(runs[0].algorithm).__name__ == "GRPO"
+
+
+def test_session_of_a_host_program_is_left_as_it_was(tmp_path: Path) -> None:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    (tmp_path / "host.yaml").write_text("a: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose(["seed=9"]).seed == 9
+        assert hydra_compose("host").a == 1
