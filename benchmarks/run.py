@@ -98,7 +98,7 @@ def _report(
 
     runs = read_runs(result.folders)
     order = [arm.label for arm in suite.arms]
-    arms = sorted(arms_of(runs), key=lambda arm: order.index(arm.label))
+    arms = sorted(arms_of(runs), key=lambda arm: order.index(arm.runs[0].name))
     if not any(arm.finished for arm in arms):
         console.print(Text("No run is finished: there is nothing to compare yet."))
         return

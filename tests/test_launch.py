@@ -188,10 +188,13 @@ def test_a_job_killed_by_the_system_is_failed_and_says_so(command, tmp_path):
 
 
 def test_a_refused_job_writes_nothing_and_its_message_is_shown_once(command, tmp_path):
-    (tmp_path / "a").mkdir()  # another run's folder, which the refused job named
+    other = tmp_path / "a" / "summary.json"  # another run's folder, which the refused job named
+    other.parent.mkdir()
+    other.write_text("{}")
     result, text = run(command, "id=a do=refuse", "id=b do=refuse")
     assert result.exit_status == 1
-    assert list((tmp_path / "a").iterdir()) == []
+    assert list((tmp_path / "a").iterdir()) == [other]
+    assert result.folders == [tmp_path / "b"]  # what lies in a is no result of this launch
     assert text.count("algorithm=grop does not exist") == 1
 
 

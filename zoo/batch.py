@@ -162,7 +162,7 @@ class Batch:
         return replace(self, **cut, extra=extra)
 
     def micro_batches_needed(self, token_budget: int, rows_coupled: bool) -> int:
-        """How many micro-batches keep rows × length within `token_budget`, as far as units allow."""
+        """How many micro-batches keep rows × length within `token_budget`, where units allow."""
         units = self.n_groups if rows_coupled else self.n_rows
         unit_tokens = self.input_ids.numel() // max(units, 1)
         units_each = max(1, token_budget // max(unit_tokens, 1))  # whole groups or rows only

@@ -67,7 +67,14 @@ class LaunchResult:
 
     @property
     def folders(self) -> list[Path]:
-        return [job.folder for job in self.jobs if job.folder is not None]
+        """Run folders of the jobs. A finished run in the folder of a failed job is not its own: it
+        was refused because of that run."""
+        return [
+            job.folder
+            for job in self.jobs
+            if job.folder is not None
+            and not (job.status is Status.failed and (job.folder / "summary.json").exists())
+        ]
 
     @property
     def interrupted(self) -> bool:

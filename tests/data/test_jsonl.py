@@ -68,6 +68,8 @@ BAD = {
     '{"prompt": [{"role": "tool", "content": "x"}], "answer": "1"}': "a turn needs role",
     '{"prompt": [{"role": "assistant", "content": "x"}], "answer": "1"}': "end with a user's turn",
     '{"prompt": "Q", "answer": ["1"]}': "answer must be a text or a number",
+    '{"prompt": "Q \\ud800", "answer": "1"}': "half a character at position 2",
+    '{"prompt": "Q", "answer": "1", "style": "gsm"}': "style must be one of math, gsm8k",
     '{"prompt": "Q", "answer": " "}': "answer must be a text or a number",
 }
 
@@ -163,7 +165,7 @@ def test_overlap_with_the_heldout_file_is_reported_and_not_trained_on(tmp_path):
     data = JSONL(path=train, heldout_path=test)
     with pytest.warns(UserWarning, match="2 of 10 training prompts are also held-out"):
         assert len(data.prompts()) == 8
-    assert len(data.evaluation_sets()[0].prompts) == 4
+        assert len(data.evaluation_sets()[0].prompts) == 4
 
 
 def test_changed_file_is_read_again(tmp_path):
@@ -237,6 +239,7 @@ def test_rankings_give_all_pairs_of_unequal_score(tmp_path):
         ({"heldout": 1.0}, "data.heldout must be a share"),
         ({"max_malformed": -0.1}, "data.max_malformed must be a share"),
         ({"max_new_tokens": 0}, "data.max_new_tokens"),
+        ({"style": "gsm"}, "data.style must be one of math, gsm8k, got 'gsm'"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, says):

@@ -87,7 +87,7 @@ class Hub:
         return Verifier() if has_golds(self._split()[0]) else None
 
     def evaluation_sets(self) -> list[EvaluationSet]:
-        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else (), self.name)
+        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else ())
 
     def _rows(self, split: str) -> tuple[Any, ...]:
         reader = Reader(self.kind, self.columns, self.name, self.style, self.instruction, self.chat)

@@ -88,7 +88,7 @@ class JSONL:
         return Verifier() if has_golds(self._split()[0]) else None
 
     def evaluation_sets(self) -> list[EvaluationSet]:
-        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else (), self.path)
+        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else ())
 
     def _rows(self, path: str) -> tuple[Any, ...]:
         reader = Reader(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zoo.config import ConfigError
+from zoo.rewards.math import STYLES
 from zoo.types import Example, LabelledCompletion, PreferencePair, Prompt
 
 T = TypeVar("T")
@@ -253,12 +254,16 @@ class Reader:
         if answer is not None:
             if isinstance(answer, bool | list | dict) or not str(answer).strip():
                 raise _BadRowError(f"answer must be a text or a number, got {answer!r}")
-            columns |= {"answer": _plain_number(answer), "style": row.get("style", self.style)}
+            style = row.get("style", self.style)
+            if style not in STYLES:
+                raise _BadRowError(f"style must be one of {', '.join(STYLES)}, got {style!r:.40}")
+            columns |= {"answer": _plain_number(answer), "style": style}
         elif "answer" in self.columns:
             raise _BadRowError(f"no {self.columns['answer']!r} (answer)")
         turns: tuple[dict[str, str], ...] = ()
         text: str | None = None
         if isinstance(value, str) and value.strip():
+            _check_unicode(value)
             value = f"{value}\n\n{self.instruction}" if self.instruction else value
             turns, text = ((_user(value),), None) if self.chat else ((), value)
         elif isinstance(value, list):
@@ -272,9 +277,8 @@ class Reader:
                 if value is None
                 else f"prompt must be a text or turns, got {value!r:.40}"
             )
-        identity = row.get("id")
-        name = f"{self.source}:{line}" if identity is None else f"{self.source}:{identity}"
-        return Prompt(id=name, messages=turns, text=text, columns=columns)
+        # The line, not a column `id`: it is unique.
+        return Prompt(f"{self.source}:{line}", messages=turns, text=text, columns=columns)
 
     def _used(self) -> set[str]:
         names = REQUIRED[self.kind] + OPTIONAL[self.kind]
@@ -321,7 +325,16 @@ def _reply(value: Any, name: str, may_be_empty: bool = False) -> str:
     if not isinstance(value, str) or not (may_be_empty or value.strip()):
         what = "no" if value is None else "an empty or unusable"
         raise _BadRowError(f"{what} {name}")
-    return value
+    return _check_unicode(value)
+
+
+def _check_unicode(text: str) -> str:
+    """JSON can hold half a character (a lone surrogate), which no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _BadRowError(f"half a character at position {error.start}") from error
+    return text
 
 
 _ROLES = {
@@ -350,7 +363,7 @@ def _turn(value: Any) -> dict[str, str]:
     text = value.get("content", value.get("value"))
     if role is None or not isinstance(text, str) or not text.strip():
         raise _BadRowError(f"a turn needs role and content, got {value!r:.60}")
-    return {"role": role, "content": text}
+    return {"role": role, "content": _check_unicode(text)}
 
 
 def _finite(value: Any, name: str) -> float:

@@ -52,7 +52,8 @@ def has_golds(prompts: tuple[Prompt, ...]) -> bool:
     return bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
 
 
-def evaluation_sets(heldout: tuple[Prompt, ...], source: str) -> list[EvaluationSet]:
+def evaluation_sets(heldout: tuple[Prompt, ...]) -> list[EvaluationSet]:
+    """heldout, where there are golds, and the guard."""
     sets = [EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
     if has_golds(heldout):
         sets.insert(0, EvaluationSet("heldout", "accuracy", heldout, Verifier()))

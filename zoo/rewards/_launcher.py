@@ -480,7 +480,6 @@ def init(job, child, result, inside):
     """Process 1: build the root, start the program, wait, watch memory. Its exit ends the
     namespace."""
     owner = job["owner"] or (os.getuid(), os.getgid())
-    libc_call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     if inside:
         build_root(job, owner)
     else:
@@ -538,6 +537,8 @@ def main():
         inside = job["backend"] == "namespaces"
         if inside:
             enter_namespaces()
+        # From here on no process of the same uid may read or write this one's memory.
+        libc_call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
         alive, lifeline = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 # Parsing and hashing must stay cheap whatever the text: see `_hashable`.
-FEW = 1000
+FEW = 64
 
 
 class Malformed(ValueError):

@@ -252,8 +252,9 @@ class CodeReward:
         if tests and "stdin" in tests[0]:
             return run_stdio(code, tests, **options)
         raise ValueError(
-            f"a row with columns {', '.join(sorted(row))} has no tests for code; it needs test_list, "
-            "test with entry_point, or tests with call and expected (or stdin and stdout)."
+            f"a row with columns {', '.join(sorted(row))} has no tests for code; it needs "
+            "test_list, or test with entry_point, or tests with call and expected (or with stdin "
+            "and stdout)."
         )
 
     def verdicts(

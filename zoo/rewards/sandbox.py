@@ -61,8 +61,8 @@ class Limits:
     problems)."""
 
     memory_bytes: int = 1 << 30  # address space of a process, and memory of all together
-    output_bytes: int = 4 << 20  # standard output and error; past it the program is killed
-    result_bytes: int = 4 << 20  # one returned value, and all of them together
+    output_bytes: int = 8 << 20  # standard output and error; past it the program is killed
+    result_bytes: int = 16 << 20  # one returned value, and all of them together
     file_bytes: int = 32 << 20  # one file
     disk_bytes: int = 64 << 20  # all files, where the working directory is a tmpfs
     disk_files: int = 8192  # number of files, likewise
@@ -259,10 +259,8 @@ def _attempt(
             status, began, deadline = _watch(pipes, nonce, timeout, script=stdin is not None)
             if status == "exited":
                 # Its pipes are closed, but it may have closed them itself and go on.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=max(deadline - time.monotonic(), 0.1))
-                if process.returncode is None:
-                    status = "timeout"
+                left = deadline - time.monotonic()
+                status = "exited" if _ends_within(process, max(left, 0.1)) else "timeout"
         finally:
             os.close(control)  # the launcher kills and reaps everything, then exits
             exit_status = _wait(process)
@@ -306,15 +304,34 @@ def _watch(
     return "exited", began, deadline
 
 
-def _wait(process: subprocess.Popen) -> int | None:
-    """The launcher's exit status. It ends by itself within milliseconds; being killed is for a
-    stuck kernel."""
+def _ends_within(process: subprocess.Popen, seconds: float) -> bool:
+    """Wait for the launcher without the growing pauses of Popen.wait, where the kernel lets us."""
+    if hasattr(os, "pidfd_open") and process.returncode is None:
+        try:
+            fd = os.pidfd_open(process.pid)
+        except OSError:  # before Linux 5.3, or no descriptor left
+            pass
+        else:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(max(seconds, 0) * 1000)
+            os.close(fd)
+            return process.poll() is not None
     try:
-        return process.wait(timeout=STARTUP_SECONDS)
+        process.wait(timeout=max(seconds, 0))
     except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _wait(process: subprocess.Popen) -> int | None:
+    """The launcher's exit status; it kills, reaps and ends within milliseconds."""
+    if not _ends_within(process, STARTUP_SECONDS):
+        # Only a stuck kernel leads here. The launcher's death kills init, and with it the
+        # namespace.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        return process.wait()
+    return process.wait()
 
 
 def _outcome(
@@ -606,6 +623,11 @@ def isolation_report(backend: str | None = None) -> list[Layer]:
         Layer("temporary directory", True, facts["cwd"]),
         Layer("python -I -S", True, _interpreter(name) or ""),
         Layer("rlimits", limits["RLIMIT_AS"] == best.memory_bytes, shown),
+        Layer(
+            "memory of all processes",
+            name == "namespaces" and facts["pids"] > 0,
+            f"killed past {best.memory_bytes} bytes together",
+        ),
         Layer("process limit", root_bound, f"{limits['RLIMIT_NPROC']} processes and threads"),
         Layer(
             "no privileges",
