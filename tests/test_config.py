@@ -203,7 +203,7 @@ def test_mapping_and_instance_are_the_same_run() -> None:
 def test_python_users_get_the_same_checks() -> None:
     config = structured(compose([]))
     config.train.steps = -1
-    with pytest.raises(ConfigError, match=r"train\.steps must be at least 1, got -1"):
+    with pytest.raises(ConfigError, match=r"train\.steps must be at least 0, got -1"):
         complete(config)
     config.train.steps = "many"  # pyright: ignore
     with pytest.raises(ConfigError, match=r"train\.steps must be a whole number, got 'many'"):

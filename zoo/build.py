@@ -126,12 +126,6 @@ def check(config: RunConfig) -> None:
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
             "the check while training is a quick greedy one."
         )
-    if config.evaluate.samples and max(config.evaluate.pass_k, default=1) > config.evaluate.samples:
-        raise ConfigError(
-            f"evaluate.pass_k={config.evaluate.pass_k} needs at least "
-            f"{max(config.evaluate.pass_k)} samples a problem, got evaluate.samples="
-            f"{config.evaluate.samples}. Raise it, or drop the larger k."
-        )
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:

@@ -175,6 +175,11 @@ def _subcommand(word: str, arguments: list[str]) -> int:
     return call(arguments) or 0
 
 
+def _present() -> dict[str, str]:
+    """word → what it does, of the subcommands that this installation has."""
+    return {word: what for word, (module, _, what) in SUBCOMMANDS.items() if _exists(module)}
+
+
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -194,9 +199,9 @@ def _unknown_word(word: str) -> str:
     if near and not is_option_or_group(word):
         return (
             f"there is no subcommand {word!r}. Did you mean `zoo {near[0]}`? "
-            f"Subcommands: {', '.join(SUBCOMMANDS)}."
+            f"Subcommands: {', '.join(_present())}."
         )
-    return explain_bare_word(word) + f" Subcommands: {', '.join(SUBCOMMANDS)}."
+    return explain_bare_word(word) + f" Subcommands: {', '.join(_present())}."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -423,7 +428,7 @@ def print_help() -> None:
     rows(pairs)
     prose("Every setting with its value: zoo --cfg job [algorithm=ppo …]")
     heading("Subcommands")
-    rows([(f"zoo {word}", what) for word, (_, _, what) in SUBCOMMANDS.items()])
+    rows([(f"zoo {word}", what) for word, what in _present().items()])
     heading("Flags")
     rows(
         [

@@ -631,7 +631,7 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_train(train: TrainConfig) -> None:
     at_least: dict[str, float] = {
-        "steps": 1,
+        "steps": 0,  # evaluate the start and train nothing
         "groups": 1,
         "warmup_updates": 0,
         "weight_decay": 0,

@@ -1,4 +1,6 @@
-"""The math verifier's contract, rule by rule; the expected verdicts are arithmetic or the rule itself."""
+"""The math verifier's contract, rule by rule; the expected verdicts are arithmetic or the rule
+itself.
+"""
 
 import itertools
 
@@ -184,8 +186,9 @@ def test_b85_a_missing_answer_is_not_an_empty_one():
 
 def test_fractions_are_compared_by_value():
     accepted(
-        "\\frac{1}{2}", "1/2", "0.5", ".50", "\\dfrac12", "\\frac 1 2", "{1 \\over 2}", "\\frac{2}{4}", "½", "50\\%",
-        "2^{-1}", "5e-1", "5 \\times 10^{-1}", "\\frac{\\frac14}{\\frac12}", "\\left(\\frac{1}{2}\\right)", "x = \\frac12",
+        "\\frac{1}{2}", "1/2", "0.5", ".50", "\\dfrac12", "\\frac 1 2", "{1 \\over 2}",
+        "\\frac{2}{4}", "½", "50\\%", "2^{-1}", "5e-1", "5 \\times 10^{-1}",
+        "\\frac{\\frac14}{\\frac12}", "\\left(\\frac{1}{2}\\right)", "x = \\frac12",
         "\\sin 30^\\circ", "\\cos \\frac{\\pi}{3}",
     )  # fmt: skip
     refused("\\frac{1}{2}", "-1/2", "2", "12", "0.49", "1:2", "\\frac12 x", "5", "50")
@@ -372,8 +375,9 @@ def test_equations_are_equal_up_to_a_factor():
 
 def test_units_currency_and_degrees_are_ignored():
     accepted(
-        "20", "20 \\text{ cm}", "20\\,\\mathrm{m/s}", "20 square inches", "20 km/h", "\\$20", "$20", "20 dollars", "€20",
-        "20^\\circ", "20°", "20 degrees", "20^{\\circ}\\text{C}", "20 people", "20 cm^2", "20.", "20 (twenty)", "n = 20 \\text{ cm}",
+        "20", "20 \\text{ cm}", "20\\,\\mathrm{m/s}", "20 square inches", "20 km/h", "\\$20",
+        "$20", "20 dollars", "€20", "20^\\circ", "20°", "20 degrees", "20^{\\circ}\\text{C}",
+        "20 people", "20 cm^2", "20.", "20 (twenty)", "n = 20 \\text{ cm}",
     )  # fmt: skip
     refused("20", "20x", "20i", "20!", "20\\pi", "20 or 21", "20 to 21", "20-21", "\\frac{20}{21}")
     accepted("20 \\text{ cm}^2", "20", "20\\mathrm{cm}^2")

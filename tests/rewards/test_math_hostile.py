@@ -1,4 +1,6 @@
-"""Inputs that hang, crash, inject or cheat other verifiers: a verdict within a second, never an exception."""
+"""Inputs that hang, crash, inject or cheat other verifiers: a verdict within a second, never an
+exception.
+"""
 
 import os
 import time
@@ -208,7 +210,8 @@ def test_a_readable_answer_equals_itself(text):
 @given(st.lists(PIECES, max_size=12).map("".join), st.lists(PIECES, max_size=12).map("".join))
 def test_equality_of_formulas_is_symmetric(left, right):
     first, second = parse_answer(left), parse_answer(right)
-    # A percent sign of the gold is forgiven, one of the answer is not; names and commas belong to one side too.
+    # A percent sign of the gold is forgiven, one of the answer is not; names and commas belong to
+    # one side too.
     if any(mark in left + right for mark in "%=,;") or "and" in left + right:
         return
     assert bool(same_answer(first, second)) == bool(same_answer(second, first))

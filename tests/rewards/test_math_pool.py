@@ -171,8 +171,8 @@ UNGUARDED = textwrap.dedent(
     from zoo.rewards.math import verify
     from zoo.rewards.pool import _pool, second_opinion
     verdict = verify("\\\\boxed{\\\\frac{\\\\partial}{\\\\partial x} x^2}", "2x")
-    print(json.dumps([verdict.score, [worker.process.pid for worker in _pool.all], "torch" in sys.modules]), flush=True)
-    if sys.argv[1:] == ["die"]:
+    print(json.dumps([verdict.score, [worker.process.pid for worker in _pool.all], "torch" in
+    sys.modules]), flush=True) if sys.argv[1:] == ["die"]:
         os._exit(1)
     """
 )

@@ -48,8 +48,10 @@ def test_verifier_scores_and_reasons():
 
 
 def test_a_wrong_answer_of_a_truncated_completion_is_truncated():
-    output = Verifier()([prompt()], [completion("#### 41. And so", truncated=True)])
-    assert (output.total, output.reasons) == ([0.0], ["truncated"])
+    # In a box, so that the answer itself is whole: it is the rest of the text that is missing.
+    for text in ("#### 41. And so", "\\boxed{41}. And so"):
+        output = Verifier()([prompt()], [completion(text, truncated=True)])
+        assert (output.total, output.reasons) == ([0.0], ["truncated"])
 
 
 def test_require_end_pays_nothing_for_a_truncated_right_answer():
@@ -225,6 +227,8 @@ def test_random_is_a_function_of_prompt_and_tokens_alone():
     assert reward(golds, completions).total == first
     # 2,000 draws at 1/2: a standard deviation of 0.011.
     assert abs(sum(first) / 2000 - 0.5) < 0.05
+    # The same tokens after other prompts are other draws: all alike has a chance of 2 · 2⁻⁵⁰.
+    assert set(reward(prompts[:50], [completion("x")] * 50).total) == {0.0, 1.0}
     assert Random(seed=4)(prompts, completions).total != first
     assert set(Random(p=0.0)(prompts, completions).total) == {0.0}
     assert set(Random(p=1.0)(prompts, completions).total) == {1.0}

@@ -52,9 +52,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs[piece] = chosen - normalizer
             normalizers[piece] = normalizer
             if with_entropy:
-                # H = log Z − Σ p·logit, from the same chunk
-                probs = (logits - normalizer[:, None]).exp_()
-                entropy[piece] = normalizer - probs.mul_(logits).sum(-1)
+                # H = −Σ p·log p; log Z − Σ p·logit cancels to below 0 where logits are large.
+                shifted = logits.sub_(normalizer[:, None])
+                entropy[piece] = -shifted.exp().mul_(shifted).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizers)
         ctx.scale, ctx.softcap = scale, softcap
         ctx.mark_non_differentiable(entropy)
@@ -108,7 +108,7 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target under softmax(scale · softcap·tanh((W h + b)/softcap)), and entropy.
 
-        logp_i = z_i[target_i] − log Σ_v exp z_i[v],   H_i = log Z_i − Σ_v p_v z_v   (nats)
+        logp_i = z_i[target_i] − log Σ_v exp z_i[v],   H_i = −Σ_v p_v log p_v   (nats)
 
     The logits exist for one chunk of rows at a time, forward and backward (the backward recomputes
     them), so memory grows with chunk · V, never with B · T · V. float32 whatever the weights are

@@ -28,187 +28,42 @@ class TooComplex(ParseError):
     """The formula is longer or deeper than the caps."""
 
 
-FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "arccot",
-        "arcsec",
-        "arccsc",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "coth",
-        "sech",
-        "csch",
-        "arcsinh",
-        "arccosh",
-        "arctanh",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "sqrt",
-        "cbrt",
-        "abs",
-        "floor",
-        "ceil",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "det",
-        "Re",
-        "Im",
-        "arg",
-    ]
-)
-_TRIG = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
+FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
+    "arccsc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "coth", "sech", "csch", "arcsinh",
+    "arccosh", "arctanh", "log", "ln", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max",
+    "min", "gcd", "lcm", "det", "Re", "Im", "arg",
+))  # fmt: skip
+_TRIG = frozenset((
+    "sin", "cos", "tan", "cot", "sec", "csc",
+))  # fmt: skip
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "vartheta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "varrho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "varphi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Pi",
-        "Sigma",
-        "Upsilon",
-        "Phi",
-        "Psi",
-        "Omega",
-        "ell",
-        "hbar",
-        "aleph",
-    ]
-)
-_BOUND = frozenset(["sum", "prod", "int", "lim", "oint", "iint", "iiint", "bigcup", "bigcap"])
+_GREEK = frozenset((
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta",
+    "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho", "varrho", "sigma", "tau",
+    "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi",
+    "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar", "aleph",
+))  # fmt: skip
+_BOUND = frozenset((
+    "sum", "prod", "int", "lim", "oint", "iint", "iiint", "bigcup", "bigcap",
+))  # fmt: skip
 # Formatting commands that change nothing in the value.
-_SKIP = frozenset(
-    [
-        "left",
-        "right",
-        "big",
-        "Big",
-        "bigg",
-        "Bigg",
-        "bigl",
-        "bigr",
-        "Bigl",
-        "Bigr",
-        "biggl",
-        "biggr",
-        "Biggl",
-        "Biggr",
-        "displaystyle",
-        "textstyle",
-        "scriptstyle",
-        "limits",
-        "nolimits",
-        "quad",
-        "qquad",
-        "hspace",
-        "vspace",
-        "thinspace",
-        "medspace",
-        "thickspace",
-        "negthinspace",
-        "rm",
-        "bf",
-        "it",
-        "sf",
-        "tt",
-        "mathstrut",
-        "middle",
-        "boldmath",
-        "ensuremath",
-        "hfill",
-        "noindent",
-        "large",
-        "Large",
-        "normalsize",
-        "small",
-        "null",
-    ]
-)
-_TRANSPARENT = frozenset(
-    [
-        "mathbf",
-        "mathit",
-        "mathsf",
-        "mathtt",
-        "boldsymbol",
-        "bm",
-        "mathcal",
-        "mathscr",
-        "mathfrak",
-        "mathnormal",
-        "operatorname",
-        "boxed",
-        "fbox",
-        "vec",
-        "hat",
-        "tilde",
-        "bar",
-        "overrightarrow",
-        "overline",
-        "underline",
-        "dot",
-        "mathop",
-    ]
-)
-_TEXT = frozenset(
-    [
-        "text",
-        "textbf",
-        "textit",
-        "textrm",
-        "textsf",
-        "texttt",
-        "textnormal",
-        "mbox",
-        "hbox",
-        "mathrm",
-        "emph",
-    ]
-)
+_SKIP = frozenset((
+    "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl",
+    "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits",
+    "quad", "qquad", "hspace", "vspace", "thinspace", "medspace", "thickspace", "negthinspace",
+    "rm", "bf", "it", "sf", "tt", "mathstrut", "middle", "boldmath", "ensuremath", "hfill",
+    "noindent", "large", "Large", "normalsize", "small", "null",
+))  # fmt: skip
+_TRANSPARENT = frozenset((
+    "mathbf", "mathit", "mathsf", "mathtt", "boldsymbol", "bm", "mathcal", "mathscr", "mathfrak",
+    "mathnormal", "operatorname", "boxed", "fbox", "vec", "hat", "tilde", "bar", "overrightarrow",
+    "overline", "underline", "dot", "mathop",
+))  # fmt: skip
+_TEXT = frozenset((
+    "text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox",
+    "mathrm", "emph",
+))  # fmt: skip
 _MULTIPLY = frozenset(["cdot", "times", "ast", "cdotp", "star"])
 _RELATIONS = {
     "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=",
@@ -228,7 +83,9 @@ _SYMBOL_COMMANDS = {
     "rangle": ")", "angle": "angle", "triangle": "angle", "measuredangle": "angle",
     "emptyset": "empty", "varnothing": "empty",
 }  # fmt: skip
-_DOTS = frozenset(["ldots", "dots", "cdots", "dotsc", "dotsb", "vdots", "ddots", "dotso"])
+_DOTS = frozenset((
+    "ldots", "dots", "cdots", "dotsc", "dotsb", "vdots", "ddots", "dotso",
+))  # fmt: skip
 _FRACTIONS = frozenset(["frac", "dfrac", "tfrac", "cfrac"])
 _BINOMIALS = frozenset(["binom", "dbinom", "tbinom"])
 # Every command of the grammar, for those who want to know whether a text uses others.
@@ -236,7 +93,9 @@ FORMULA_COMMANDS = (
     FUNCTIONS | _GREEK | _BOUND | _SKIP | _TRANSPARENT | _MULTIPLY | _DOTS | _FRACTIONS | _BINOMIALS
     | frozenset(_RELATIONS) | frozenset(_SYMBOL_COMMANDS) | {"pi", "mathbb", "begin", "end"}
 )  # fmt: skip
-_WORD_SEPARATORS = frozenset(("and", "or", "&", ", and", ",and", ", or", ",or"))
+_WORD_SEPARATORS = frozenset((
+    "and", "or", "&", ", and", ",and", ", or", ",or",
+))  # fmt: skip
 
 _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"
@@ -255,85 +114,17 @@ _TOKEN = re.compile(
     r"|(?P<char>[-+*/^_=<>()\[\]{}|,;:!'%&.])"
 )
 
-_UNIT_WORDS = frozenset(
-    [
-        "cm",
-        "mm",
-        "km",
-        "kg",
-        "mg",
-        "ml",
-        "mL",
-        "lb",
-        "lbs",
-        "oz",
-        "ft",
-        "in",
-        "inch",
-        "inches",
-        "foot",
-        "feet",
-        "yd",
-        "mi",
-        "mph",
-        "kph",
-        "hr",
-        "hrs",
-        "sec",
-        "secs",
-        "min",
-        "mins",
-        "day",
-        "days",
-        "cup",
-        "cups",
-        "USD",
-        "usd",
-        "EUR",
-        "GBP",
-        "CNY",
-        "RMB",
-        "AM",
-        "PM",
-        "am",
-        "pm",
-        "men",
-        "pts",
-        "rad",
-        "rads",
-        "deg",
-        "degs",
-        "kmh",
-        "Hz",
-        "kHz",
-        "Wh",
-        "kWh",
-        "kJ",
-        "kN",
-        "Pa",
-        "kPa",
-    ]
-)
-_SHORT_WORDS = frozenset(
-    [
-        "no",
-        "yes",
-        "odd",
-        "all",
-        "any",
-        "not",
-        "None",
-        "none",
-        "nan",
-        "NaN",
-        "the",
-        "is",
-        "are",
-        "an",
-        "of",
-        "to",
-    ]
-)
+_UNIT_WORDS = frozenset((
+    "cm", "mm", "km", "kg", "mg", "ml", "mL", "lb", "lbs", "oz", "ft", "in", "inch", "inches",
+    "foot", "feet", "yd", "mi", "mph", "kph", "hr", "hrs", "sec", "secs", "min", "mins", "day",
+    "days", "cup", "cups", "USD", "usd", "EUR", "GBP", "CNY", "RMB", "AM", "PM", "am", "pm",
+    "men", "pts", "rad", "rads", "deg", "degs", "kmh", "Hz", "kHz", "Wh", "kWh", "kJ", "kN", "Pa",
+    "kPa",
+))  # fmt: skip
+_SHORT_WORDS = frozenset((
+    "no", "yes", "odd", "all", "any", "not", "None", "none", "nan", "NaN", "the", "is", "are",
+    "an", "of", "to",
+))  # fmt: skip
 
 
 def tokenize(text: str, *, limit: int = MAX_TOKENS) -> list[Token]:

@@ -1,8 +1,9 @@
 """A few long-lived processes that run math-verify for us, killed and replaced when one is late.
 
-Processes are started on first use with `subprocess`, never by forking this one, so threads, CUDA and event loops of the
-caller do not matter, nor whether its main script is guarded. Nothing outlives the interpreter: workers are killed at
-exit, and end by themselves when their input closes (a crash, `os._exit`, SIGKILL).
+Processes are started on first use with `subprocess`, never by forking this one, so threads, CUDA
+and event loops of the caller do not matter, nor whether its main script is guarded. Nothing
+outlives the interpreter: workers are killed at exit, and end by themselves when their input closes
+(a crash, `os._exit`, SIGKILL).
 """
 
 import atexit
@@ -85,7 +86,9 @@ class Worker:
         self.process.wait()
 
     def forget(self) -> None:
-        """Close our ends of the pipes, without touching the process (after a fork it is the parent's)."""
+        """Close our ends of the pipes, without touching the process (after a fork it is the
+        parent's).
+        """
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:
                 try:
@@ -127,7 +130,9 @@ class Pool:
         self.missing = False
 
     def ask(self, gold: str, answer: str, seconds: float) -> bool | None:
-        """math-verify's opinion, or None past the deadline; the start of a process does not count against it."""
+        """math-verify's opinion, or None past the deadline; the start of a process does not count
+        against it.
+        """
         for _ in range(2):
             worker = self._take()
             if worker is None:
@@ -169,7 +174,9 @@ class Pool:
         return None
 
     def _replace(self) -> None:
-        """Start a process for the one that was killed, so that the next question need not wait for it."""
+        """Start a process for the one that was killed, so that the next question need not wait for
+        it.
+        """
         with self.free:
             if len(self.all) < WORKERS and not self.idle:
                 worker = Worker()

@@ -88,7 +88,7 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
     from omegaconf import OmegaConf
 
     from zoo.build import build
-    from zoo.distributed import from_main, is_main, world_size
+    from zoo.distributed import is_main, world_size
     from zoo.measure.memory import PhaseMemory
     from zoo.measure.provenance import meta
     from zoo.measure.recorder import Recorder
@@ -136,6 +136,6 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
         train(parts, session)
         summary = session.finish()
         status = 0
-        return from_main(summary)
+        return summary
     finally:
         recorder.close(status)

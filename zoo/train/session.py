@@ -75,6 +75,8 @@ class Session:
         self.config_hash = config_hash
         self.progress = Progress()
         self.components: dict[str, dict[str, int]] = {}
+        self._step_seconds = 0.0
+        self._trained_before = 0
         self._costs = {"policy": ModelCost.of(run.policy)}
         if run.models.critic is not None:
             self._costs["critic"] = ModelCost.of(run.models.critic)
@@ -160,7 +162,7 @@ class Session:
         progress.tokens_wasted += int(counts["tokens/wasted"])
         progress.completions += int(counts["completions"])
         progress.flops += counts.pop("flops")
-        trained = progress.tokens_trained - getattr(self, "_trained_before", 0)
+        trained = progress.tokens_trained - self._trained_before
         self._trained_before = progress.tokens_trained
         phases = run.timer.drain()
         for name, seconds in phases.items():
