@@ -48,9 +48,7 @@ def real_rows(batch: Batch) -> list[tuple]:
 
 def test_B43_pad_equal_to_eos_is_masked_by_length_and_not_by_id() -> None:
     # one row [a, E] whose E is real, beside a longer row that makes a column of padding
-    batch = collate(
-        [[7], [7]], [[EOS], [5, 6]], group_size=2, prompt_ids=["p"], pad_token_id=EOS
-    )
+    batch = collate([[7], [7]], [[EOS], [5, 6]], group_size=2, prompt_ids=["p"], pad_token_id=EOS)
     assert batch.input_ids.tolist() == [[7, EOS, EOS], [7, 5, 6]]
     assert batch.attention_mask.tolist() == [[True, True, False], [True, True, True]]
     assert batch.completion_mask.tolist() == [[False, True, False], [False, True, True]]

@@ -221,7 +221,7 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     else:
         groups, presampled = _groups(config, start, start_hash, task)
         source = DatasetSource(groups, config.train.groups, config.seed, start.pad)
-    if needs.reference and on_policy:
+    if needs.reference and (on_policy or needs.reference_live):
         models.reference = again()
     elif needs.reference:
         source.ref_logprobs = _cached_reference(

@@ -120,9 +120,7 @@ def test_B36_entropy_of_a_uniform_distribution_over_four() -> None:
 def test_B36_entropy_is_that_of_the_sampling_temperature() -> None:
     # logits (0, ln 3) at T = 0.5 are (0, ln 9): p = (0.1, 0.9)
     weight = torch.tensor([[0.0], [math.log(3.0)]])
-    _, entropy = chunked_logprobs(
-        torch.ones(1, 1), weight, None, torch.tensor([0]), scale=1 / 0.5
-    )
+    _, entropy = chunked_logprobs(torch.ones(1, 1), weight, None, torch.tensor([0]), scale=1 / 0.5)
     assert float(entropy) == pytest.approx(-(0.1 * math.log(0.1) + 0.9 * math.log(0.9)), rel=1e-6)
 
 

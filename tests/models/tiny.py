@@ -83,9 +83,7 @@ def ragged_batch(
     """Groups of ragged rows with random tokens; lengths are cycled through."""
     generator = torch.Generator().manual_seed(seed)
     rows = n_groups * group_size
-    heads = [
-        tokens(generator, prompt_lengths[i % len(prompt_lengths)]) for i in range(n_groups)
-    ]
+    heads = [tokens(generator, prompt_lengths[i % len(prompt_lengths)]) for i in range(n_groups)]
     completions = [
         tokens(generator, completion_lengths[i % len(completion_lengths)]) for i in range(rows)
     ]

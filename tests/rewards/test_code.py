@@ -700,6 +700,27 @@ def test_decoding_any_text_is_a_value_or_malformed(text):
         decode(text)
 
 
+payloads = st.text(max_size=30) | st.sampled_from(
+    ['{"v":3}', '{"v":0}', '{"v":1000000001}', '{"v":{"t":[]}}', '{"e":["ValueError","x"]}', "0"]
+)
+messages = st.lists(
+    st.tuples(st.sampled_from(["0", "1", "2", "3", "load", "done", ""]), payloads), max_size=6
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages, st.sampled_from(["done", "exited", "timeout", "memory", "forged"]))
+def test_whatever_a_program_sends_is_judged_and_only_the_right_values_score(sent, status):
+    outcome = sandbox.Outcome(status, tuple(sent), exit_status=0)
+    right = [("0", '{"v":3}'), ("1", '{"v":0}'), ("2", '{"v":1000000001}'), ("done", "0")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zoo.rewards.code.run_program", lambda *a, **k: outcome)
+        verdict = run_tests(ADD, TESTS)
+        assert verdict.score == float(status == "done" and sent == right)
+        outcome = sandbox.Outcome("done", tuple(right))
+        assert run_tests(ADD, TESTS).score == 1.0
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -173,11 +173,14 @@ def test_the_stack_of_a_deep_caller_is_not_a_crash():
 
 
 PIECES = st.sampled_from(
-    "\\frac \\sqrt \\boxed{ { } ( ) [ ] \\{ \\} 1 2 10 0.5 x y \\pi e i + - * / ^ _ = < > \\le \\in \\cup , ; : ! % | \\pm "
-    "\\text{ and} \\text{cm} \\begin{pmatrix} \\end{pmatrix} & \\\\ \\infty \\sin \\log ^\\circ $ \\$ . #### answer is "
-    "\\left( \\right) \\sum \\int \\binom \\overline{3} ² ½ √ − … 1,000 \\, \\! ' \" ` \n".split(
-        " "
-    )
+    [
+        *"{}()[]+-*/^_=<>,;:!%|&$.x0y1'\"`²½√−…",
+        *("\\frac", "\\sqrt", "\\boxed{", "\\{", "\\}", "10", "0.5", "\\pi", "e", "i", "\\pm"),
+        *("\\le", "\\in", "\\cup", "\\text{ and}", "\\text{cm}", "\\begin{pmatrix}", "\\\\"),
+        *("\\end{pmatrix}", "\\infty", "\\sin ", "\\log", "^\\circ", "\\$", "####", "answer is "),
+        *("\\left(", "\\right)", "\\sum", "\\int", "\\binom", "\\overline{3}", "1,000", "\\,"),
+        *("\\!", "\n", " "),
+    ]
 )
 FUZZ = settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
 

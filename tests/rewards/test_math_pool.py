@@ -138,16 +138,6 @@ def test_the_second_opinion_is_strict():
     assert pool_module.second_opinion("(1,2)", "\\{1,2\\}", 30.0) is False
 
 
-def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=pool_module.Path.cwd(),
-    )
-
-
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
@@ -169,10 +159,12 @@ UNGUARDED = textwrap.dedent(
     """
     import json, os, sys
     from zoo.rewards.math import verify
-    from zoo.rewards.pool import _pool, second_opinion
+    from zoo.rewards.pool import _pool
     verdict = verify("\\\\boxed{\\\\frac{\\\\partial}{\\\\partial x} x^2}", "2x")
-    print(json.dumps([verdict.score, [worker.process.pid for worker in _pool.all], "torch" in
-    sys.modules]), flush=True) if sys.argv[1:] == ["die"]:
+    pids = [worker.process.pid for worker in _pool.all]
+    print(json.dumps([verdict.score, pids, "torch" in sys.modules]), flush=True)
+
+    if sys.argv[1:] == ["die"]:
         os._exit(1)
     """
 )

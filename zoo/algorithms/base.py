@@ -30,6 +30,8 @@ class Needs:
 
     data: DataKind
     reference: bool = False
+    # Offline: rows that are not in the data are read too, so the reference stays loaded (KTO)
+    reference_live: bool = False
     critic: bool = False
     min_group_size: int = 1
     trains: tuple[str, ...] = ("policy",)

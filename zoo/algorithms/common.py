@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.algorithms.base import Algorithm
 from zoo.batch import Batch
-from zoo.functional import Surrogate, k1, masked_sum
+from zoo.functional import Surrogate, dead_groups, k1, masked_sum
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
@@ -35,6 +35,13 @@ def over_tokens(values: Tensor, batch: Batch) -> Tensor:
     """[B] → [B, T]: the row's value on each of its trained tokens, 0 elsewhere."""
     mask = batch.completion_mask
     return torch.where(mask, values[:, None], torch.zeros((), device=values.device))
+
+
+def in_dead_group(batch: Batch) -> Tensor:
+    """[B] bool: rows of groups whose rewards are all equal (not: rows at their group's mean)."""
+    assert batch.rewards is not None
+    dead = dead_groups(batch.rewards, batch.group_size, batch.scored).dead  # [N]
+    return dead.repeat_interleave(batch.group_size)
 
 
 def old_logprobs(

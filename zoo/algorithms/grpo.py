@@ -19,15 +19,14 @@ from typing import ClassVar
 
 import torch
 
+from zoo.algorithms import common
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
-from zoo.algorithms.common import check_clip, old_logprobs, over_tokens, surrogate_metrics
 from zoo.batch import Batch
 from zoo.functional import (
     Average,
     KLEstimator,
     aggregate,
     clipped_surrogate,
-    dead_groups,
     group_advantages,
     kl_penalty,
     masked_sum,
@@ -49,7 +48,7 @@ class GRPO(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
+        common.check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
         if self.kl_coef > 0 and self.kl_estimator is KLEstimator.k1:
             raise ValueError(
                 "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Use k3 (the "
@@ -65,14 +64,11 @@ class GRPO(Algorithm):
         advantages = group_advantages(
             batch.rewards, batch.group_size, scored=batch.scored, scale_by_std=self.scale_by_std
         )  # [B]
-        if self.kl_coef > 0 and not self.kl_on_dead:
-            dead = dead_groups(batch.rewards, batch.group_size, batch.scored).dead  # [N]
-            batch = batch.with_extra(alive=~dead.repeat_interleave(batch.group_size))
         return batch.replace(
-            advantages=over_tokens(advantages, batch),
-            old_logprobs=old_logprobs(self, batch, models),
+            advantages=common.over_tokens(advantages, batch),
+            old_logprobs=common.old_logprobs(self, batch, models),
             ref_logprobs=models.reference_logprobs(batch) if self.kl_coef > 0 else None,
-        )
+        ).with_extra(dead=common.in_dead_group(batch))
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
         assert batch.advantages is not None and batch.scale is not None
@@ -82,14 +78,10 @@ class GRPO(Algorithm):
         surrogate = clipped_surrogate(
             out.logprobs, batch.old_logprobs, batch.advantages, mask, **clip
         )
-        loss, metrics = surrogate.loss, surrogate_metrics(surrogate, out, batch)
-        if self.kl_coef > 0:
-            assert batch.ref_logprobs is not None
-            kl = kl_penalty(
-                out.logprobs, batch.ref_logprobs, mask, self.kl_estimator, batch.old_logprobs
-            )
-            # Not `advantages != 0`: a row whose reward is its group's mean is not dead.
-            price = kl if self.kl_on_dead else torch.where(batch.extra["alive"][:, None], kl, 0.0)
+        loss, metrics = surrogate.loss, common.surrogate_metrics(surrogate, out, batch)
+        if (ref := batch.ref_logprobs) is not None:
+            kl = kl_penalty(out.logprobs, ref, mask, self.kl_estimator, batch.old_logprobs)
+            price = kl if self.kl_on_dead else torch.where(batch.extra["dead"][:, None], 0.0, kl)
             loss = loss + self.kl_coef * price
             metrics["kl_ref"] = (masked_sum(kl.detach(), mask), mask.sum())
         yield LossTerm("policy", aggregate(loss, mask, batch.scale, self.average), metrics)

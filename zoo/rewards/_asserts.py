@@ -31,8 +31,8 @@ class Check:
     """One assertion: what the sandbox evaluates, and what is asked of the values.
 
     Attributes:
-        calls: expressions to evaluate beside the code, in order; their values are `_0`, `_1`, … in
-        template. template: an expression over those names; true where the assertion holds.
+        calls: expressions to evaluate beside the code, in order; their values are `_0`, `_1`, …
+        template: an expression over those names; true where the assertion holds.
         cheatable: the code's process decides the verdict, or makes the value it is compared with.
     """
 

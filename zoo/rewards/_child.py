@@ -1,5 +1,4 @@
-"""What runs in the sandboxed process: the program's code, then the calls, each value sent as plain
-data.
+"""What runs in the sandboxed process: the program's code, then the calls, by value.
 
 Loaded by `_launcher.py`, never imported. It is given the code and the call expressions, never an
 expected value: whatever the code does to this process, it can do no better than to state the values

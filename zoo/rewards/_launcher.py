@@ -1,13 +1,12 @@
 """Start one untrusted program: namespaces, limits, privileges, reaping. Standard library only.
 
 Never imported: `zoo.rewards.sandbox` runs it as `python -I -S`, in its own session and with an
-empty
-environment. Three processes, of which only the last ever runs untrusted code:
+empty environment. Three processes, of which only the last ever runs untrusted code:
 
-    launcher   outside the namespaces; waits for its end or for the caller's word, then kills and
-                reaps init       process 1 of the PID namespace; its death takes every process in it
-                along program    another uid or no capabilities, rlimits, seccomp; forked, so no
-                second interpreter starts
+    launcher   outside the namespaces; waits for the program's end or the caller's word, then kills
+               and reaps
+    init       process 1 of the PID namespace; its death takes every process in it along
+    program    another uid or no capabilities, rlimits, seccomp; forked, so no second interpreter
 
 Arguments: path of this file and of the child script, then the numbers of the job, result and
 control descriptors. The job is a marshalled dict from the caller. The launcher kills everything
@@ -201,8 +200,7 @@ def bind(source, target):
 
 
 def build_root(job, owner):
-    """A root of tmpfs holding the system's programs and this interpreter, read-only, and a small
-    /tmp."""
+    """A root of tmpfs with the system's programs and this interpreter, read-only; a small /tmp."""
     # The new root is mounted over /tmp of this mount namespace only: nothing is made on the host.
     base = "/tmp"
     libc_call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
@@ -247,16 +245,14 @@ def build_root(job, owner):
         os.chmod(f"{base}/tmp/{name}", 0o700)
     # One quota for both: shared memory would otherwise be outside the disk limit.
     libc_call("mount", inner + b"/shm", (base + "/dev/shm").encode(), None, MS_BIND, None)
-    # A container that hides parts of its own /proc may not mount a new one; the program then has
-    # none.
+    # A container that hides parts of its own /proc may not mount a new one: the program has none.
     try:
         flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
         libc_call("mount", b"proc", (base + "/proc").encode(), b"proc", flags, None)
     except OSError:
         os.rmdir(base + "/proc")
     os.chdir(base)
-    # With both arguments the same, the old root ends up on top of the new one, to be detached at
-    # once.
+    # With both arguments the same, the old root ends up on top of the new one, and is detached.
     libc_call("syscall", NUMBERS[MACHINE]["pivot_root"], b".", b".")
     libc_call("umount2", b".", MNT_DETACH)
     os.chdir("/")
@@ -338,8 +334,8 @@ def restrict_files(job):
 def install_seccomp(signals_only_to):
     """Refuse dangerous system calls; with a pid, also the network, and signals to others.
 
-    The last two are for machines without namespaces, where the program could otherwise reach the
-    network, and kill its caller.
+    The last two are for where our own namespaces do not hold: the program could otherwise reach the
+    network, and kill its caller or its launcher.
     """
     if MACHINE not in NUMBERS:
         return
@@ -516,9 +512,10 @@ def run_program(job, child, result, owner):
     os.umask(0o077)
     drop_privileges(owner)
     set_limits(job)
-    if not job["pid_namespace"]:
+    if not job["own_root"]:
         restrict_files(job)
-    install_seccomp(0 if job["pid_namespace"] else os.getpid())
+    # Under bubblewrap, launcher and init are in the program's namespace, with its uid.
+    install_seccomp(0 if job["backend"] == "namespaces" else os.getpid())
     child["main"](job, result)
 
 

@@ -152,8 +152,8 @@ _SCALES_PATTERN = re.compile(
     r"(hundred|thousand|million|billion|trillion|dozen|percent|per cent)\b\s*(.*)", re.DOTALL
 )
 _PREAMBLE = re.compile(
-    r"(?:so |thus |therefore |hence )?(?:(?:the )?(?:final |correct )?(?:answer|result)(?: is)?)\s*:?",
-    re.I,
+    r"(?:so |thus |therefore |hence )?(?:the )?(?:final |correct )?(?:answer|result)(?: is)?\s*:?",
+    re.IGNORECASE,
 )
 _LEADING_UNIT = frozenset(("usd", "us", "eur", "gbp", "rs", "rs.", "cny", "rmb"))
 
@@ -258,7 +258,50 @@ def _list(tokens: list[Token]) -> Answer:
         raise TooComplex(f"more than {MAX_ITEMS} values")
     if len(items) == 1:
         return _item(items[0])
-    return Several(_expanded([_item(item) for item in items]), kind)
+    grouped = _alternatives(tokens) if kind == "or" and len(items) > 2 else None
+    return grouped or _several([_item(item) for item in items], kind)
+
+
+def _several(items: list[Answer], kind: str) -> Answer:
+    first, last = items[0], items[-1]
+    if isinstance(last, Relation) and last.signs == ("in",) and isinstance(last.sides[1], NamedSet):
+        # `x = 2k, k \\in \\mathbb{Z}`: the range of a parameter is no second value.
+        named = last.sides[1].name in ("Z", "N")
+        if named and not any(
+            isinstance(item, Relation) and item.signs == ("in",) for item in items[:-1]
+        ):
+            items = items[:-1]
+            if len(items) == 1:
+                return items[0]
+    if isinstance(first, Relation) and first.signs == ("!=",):
+        # `x \\ne 2, 3` excludes both.
+        items = [
+            Relation((first.sides[0], item), first.signs, (first.labels[0], ""))
+            if isinstance(item, Scalar)
+            else item
+            for item in items
+        ]
+        kind = "and"
+    return Several(_expanded(items), kind)
+
+
+def _alternatives(tokens: list[Token]) -> Answer | None:
+    """`x = 1, y = 2 or x = 3, y = 4`: alternatives that each name several values."""
+    groups = [
+        _list(group) for group in _split(tokens, lambda token: token == ("sep", "or")) if group
+    ]
+    pairs: list[Answer] = []
+    for group in groups:
+        if not isinstance(group, Several) or len(group.items) < 2:
+            return None
+        values = [
+            item.sides[1] if isinstance(item, Relation) and item.signs == ("=",) else None
+            for item in group.items
+        ]
+        if any(value is None for value in values):
+            return None
+        pairs.append(Ordered("(", tuple(value for value in values if value is not None), ")"))
+    return Several(tuple(pairs), "list") if len(pairs) > 1 else None
 
 
 def _expanded(items: list[Answer]) -> tuple[Answer, ...]:
@@ -381,10 +424,12 @@ def _label(tokens: list[Token]) -> str:
         ):
             return spelled
         return ""
-    if first == ("op", "(") and tokens[-1] == ("op", ")"):
-        if all(kind in ("sym", "const", "num") or value in ",_{}" for kind, value in tokens[1:-1]):
-            return spelled
-    return ""
+    if first == ("op", "|") and tokens[-1] == ("op", "|"):
+        # A length, `|AB|`; `|x|` is a formula.
+        letters = [value for kind, value in tokens[1:-1] if kind == "sym"]
+        return spelled if len(letters) == len(tokens) - 2 > 1 and spelled[1:-1].isupper() else ""
+    names = all(kind in ("sym", "const", "num") or value in ",_{}" for kind, value in tokens[1:-1])
+    return spelled if first == ("op", "(") and tokens[-1] == ("op", ")") and names else ""
 
 
 def _after_name(tokens: list[Token], at: int) -> int:
@@ -449,6 +494,10 @@ def _bracketed(tokens: list[Token]) -> Answer | None:
     parts = (
         semicolons if len(semicolons) > 1 else _split(inside, lambda token: token == ("op", ","))
     )
+    if opening == "\\{" and closing == "\\}":
+        builder = _set_builder(inside)
+        if builder is not None:
+            return builder
     if len(parts) == 1:
         if opening == "\\{" and closing == "\\}":
             return Several(_expanded([_item(inside)]), "set")
@@ -473,10 +522,24 @@ def _bracketed(tokens: list[Token]) -> Answer | None:
     return Ordered(opening, tuple(items), closing)
 
 
+def _set_builder(inside: list[Token]) -> Answer | None:
+    """`\\{x : x > 3\\}` is what stands behind the bar or colon."""
+    for at, token in enumerate(inside[:12]):
+        if token in (("op", "|"), ("op", ":"), ("rel", "mid"), ("rel", ":")):
+            head = inside[:at]
+            names = (
+                head[:1] and head[0][0] == "sym" and (len(head) == 1 or head[1] == ("rel", "in"))
+            )
+            return _parse(inside[at + 1 :]) if names and inside[at + 1 :] else None
+    return None
+
+
 def _matrix(tokens: list[Token]) -> Answer:
     start = next(at for at, token in enumerate(tokens) if token[0] == "env")
     name = tokens[start][1].partition("{")[2].rstrip("}*")
     end = _match(tokens, start)
+    if end is not None and (name == "cases" or tokens[:start] == [("op", "\\{")]):
+        return _system(tokens[start + 1 : end], tokens[end + 1 :])
     if end is None or name not in _MATRICES or not tokens[start][1].startswith("begin"):
         raise ParseError(f"an environment {name!r} that is not a matrix")
     before, after = tokens[:start], tokens[end + 1 :]
@@ -510,6 +573,19 @@ def _matrix(tokens: list[Token]) -> Answer:
         )
         rows = [tuple(_scaled(cell, factor) for cell in row) for row in rows]
     return Matrix(tuple(rows), bars)
+
+
+def _system(inside: list[Token], after: list[Token]) -> Answer:
+    """Equations below each other behind a brace: `x = 1` and `y = 2`."""
+    if inside and inside[0] == ("op", "{"):
+        inside = inside[(_match(inside, 0) or 0) + 1 :]
+    lines = [line for line in _split(inside, lambda token: token == ("op", "\\\\")) if line]
+    if after or not lines or any(token == ("op", "&") for token in inside):
+        raise ParseError("a system that is not a list of relations")
+    if len(lines) > MAX_ITEMS:
+        raise TooComplex("a long system")
+    items = [_item(_trimmed(line)) for line in lines]
+    return items[0] if len(items) == 1 else Several(_expanded(items), "and")
 
 
 def _scaled(cell: Answer, factor: Node) -> Answer:
@@ -611,7 +687,20 @@ def _has_text(tokens: list[Token]) -> bool:
     return any(kind == "text" for kind, _ in tokens)
 
 
+# Words that change what stands before them: they are no unit.
+_CHANGING = frozenset((
+    "or", "than", "if", "when", "unless", "not", "except", "minus", "plus", "times", "over",
+    "divided", "squared", "cubed", "half", "halves", "third", "thirds", "quarter", "quarters",
+    "fourths", "fifth", "fifths", "sixths", "eighths", "tenth", "tenths", "hundredths",
+    "thousandths", "below", "factorial", "negative", "wrong", "incorrect",
+))  # fmt: skip
+
+
 def _is_unit(tokens: list[Token]) -> bool:
+    if any(
+        kind == "text" and not _CHANGING.isdisjoint(value.lower().split()) for kind, value in tokens
+    ):
+        return False
     for at, (kind, value) in enumerate(tokens):
         if kind in ("text", "gap", "sym"):
             continue

@@ -152,8 +152,8 @@ def run_check(
 
     Args:
         code: the whole program: the prompt and what the model wrote.
-        test: source that defines `check(candidate)`; taken apart into assertions where that is
-        possible. entry_point: name of the function under test.
+        test: source that defines `check(candidate)`; taken apart into assertions where possible.
+        entry_point: name of the function under test.
     Raises:
         ValueError: test defines no `check`, or entry_point is no name.
         SandboxError: strict, and no isolation on this machine.
@@ -271,8 +271,7 @@ def run_many(jobs: Iterable[Callable[[], CodeVerdict]], workers: int = 0) -> lis
 
     Args:
         jobs: callables, such as `partial(run_tests, code, tests)`.
-        workers: programs at once; 0 takes one for each core this process may use. More only makes
-            programs
+        workers: programs at once; 0 takes one for each core this process may use. With more, they
             compete for the cores, and their timeouts with them.
     """
     with ThreadPoolExecutor(workers or cores(), thread_name_prefix="zoo-code") as pool:
@@ -438,6 +437,8 @@ def _results(outcome: Outcome, count: int) -> tuple[list[Any] | tuple[str, str],
         messages.pop()
         if len(messages) != count:
             return results, False
+    elif outcome.status == "done":
+        return results, False
     if messages and messages[0][0] == "load":
         decoded = _decoded(messages[0][1])
         return decoded if isinstance(decoded, tuple) else ("error", ""), len(messages) == 1

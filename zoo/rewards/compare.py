@@ -321,9 +321,9 @@ def _same_relation(gold: Answer, answer: Answer, loose: bool) -> bool:
         return _same_equation(equation, given, loose)
     if equation:
         # An equation is only answered by a bare value if one side is a mere name.
-        if equation.labels[0] and not isinstance(answer, Relation):
-            if _equal(equation.sides[-1], answer, loose):
-                return True
+        named = bool(equation.labels[0]) and not isinstance(answer, Relation)
+        if named and _equal(equation.sides[-1], answer, loose):
+            return True
         return _named_list(equation, answer, loose)
     if given:
         value = _value_of(given)
@@ -389,9 +389,8 @@ def _value_of(relation: Relation) -> Answer | None:
 def _same_equation(gold: Relation, answer: Relation, loose: bool) -> bool:
     if len(gold.sides) == 2 and len(answer.sides) == 2:
         difference, other = _difference(gold), _difference(answer)
-        if difference is not None and other is not None:
-            if same_up_to_factor(difference, other):
-                return True
+        if difference and other and same_up_to_factor(difference, other):
+            return True
     value = _value_of(answer)
     if gold.labels[0] and value is not None and answer.labels[0]:
         if gold.labels[0] == answer.labels[0] or _names_agree(gold.labels[0], answer.labels[0]):
@@ -575,14 +574,18 @@ def _combined(ranges: list[Range | None], kind: str) -> Range | None:
     if len(names) > 1:
         return None
     name = names.pop() if names else ""
+    together = [piece for part in pieces for piece in part]
     if kind == "or":
-        return [piece for part in pieces for piece in part], name
+        return together, name
     current = pieces[0]
     for part in pieces[1:]:
         crossed = _crossed(current, part)
         if crossed is None:
             return None
         current = crossed
+    if kind == "list" and not current:
+        # `x < 1, x > 2` cannot mean both.
+        return together, name
     return current, name
 
 

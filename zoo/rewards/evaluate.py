@@ -17,9 +17,12 @@ microseconds. Sources: Schwartz 1980, J. ACM 27(4) lemma 1; Zippel 1979, EUROSAM
 
 import hashlib
 import math
+import threading
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
+
+import mpmath
 
 from zoo.rewards.expression import Node
 
@@ -292,14 +295,20 @@ class Residues:
 # ---------------------------------------------------------------- many digits
 
 
-@lru_cache(maxsize=2)
-def _context(digits: int) -> Any:
-    # A context of our own: mpmath's global one may be changed by anybody.
-    import mpmath
+_contexts = threading.local()
 
-    context = mpmath.MPContext() if hasattr(mpmath, "MPContext") else mpmath.mp.clone()
-    context.dps = digits
-    return context
+
+def _context(digits: int) -> Any:
+    """An mpmath context of this thread's own: the global one may be changed by anybody, and some
+    functions raise a context's precision while they run.
+    """
+    found = getattr(_contexts, "by_digits", None)
+    if found is None:
+        found = _contexts.by_digits = {}
+    if digits not in found:
+        found[digits] = mpmath.MPContext()
+        found[digits].dps = digits
+    return found[digits]
 
 
 class Digits:

@@ -60,10 +60,6 @@ _TRANSPARENT = frozenset((
     "mathnormal", "operatorname", "boxed", "fbox", "vec", "hat", "tilde", "bar", "overrightarrow",
     "overline", "underline", "dot", "mathop",
 ))  # fmt: skip
-_TEXT = frozenset((
-    "text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox",
-    "mathrm", "emph",
-))  # fmt: skip
 _MULTIPLY = frozenset(["cdot", "times", "ast", "cdotp", "star"])
 _RELATIONS = {
     "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=",
@@ -99,7 +95,8 @@ _WORD_SEPARATORS = frozenset((
 
 _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"
-    r"|(?P<number>\d+\.(?=\s*\\(?:overline|bar|dot)\s*\{)|\d+(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z\d]))?|\.\d+(?:[eE][+-]?\d+(?![A-Za-z\d]))?)"
+    r"|(?P<number>\d+\.(?=\s*\\(?:overline|bar|dot)\s*\{)"
+    r"|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![A-Za-z\d]))?)"
     r"|(?P<text>\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|emph)\s*\{)"
     r"|(?P<env>\\(?:begin|end)\s*\{[a-zA-Z*]+\})"
     r"|(?P<blackboard>\\(?:mathbb|Bbb)\s*(?:\{\s*[A-Z]\s*\}|[A-Z]))"
@@ -123,7 +120,7 @@ _UNIT_WORDS = frozenset((
 ))  # fmt: skip
 _SHORT_WORDS = frozenset((
     "no", "yes", "odd", "all", "any", "not", "None", "none", "nan", "NaN", "the", "is", "are",
-    "an", "of", "to",
+    "an", "of", "to", "per", "old", "ago",
 ))  # fmt: skip
 
 
@@ -531,11 +528,8 @@ class Parser:
             return self._group()
         kind, value = self._peek()
         if kind == "num" and value.isdigit() and len(value) > 1:
-            self.tokens = (
-                self.tokens[: self.at]
-                + [("num", value[0]), ("num", value[1:])]
-                + self.tokens[self.at + 1 :]
-            )
+            digits = ("num", value[0]), ("num", value[1:])
+            self.tokens = [*self.tokens[: self.at], *digits, *self.tokens[self.at + 1 :]]
             self.at += 1
             return ("q", Fraction(int(value[0])))
         return self._primary()
@@ -728,10 +722,10 @@ class Parser:
                 break
             node = ("*", node, self._power())
         # `\sin x/2` is read as sin(x)/2; `\sin \pi/6` is an angle, as everybody writes it.
-        if self._is("/") and _is_constant(node) and self.at + 1 < len(self.tokens):
-            if self.tokens[self.at + 1][0] == "num" and name in _TRIG:
-                self.at += 1
-                node = ("/", node, self._power())
+        followed = [kind for kind, _ in self.tokens[self.at + 1 : self.at + 2]]
+        if name in _TRIG and self._is("/") and followed == ["num"] and _is_constant(node):
+            self.at += 1
+            node = ("/", node, self._power())
         self.depth -= 1
         return [node]
 
@@ -765,13 +759,8 @@ class Parser:
 
 
 def _is_constant(node: Node) -> bool:
-    return (
-        not any(
-            item[0] == "sym" or not _is_constant(item)
-            for item in (node, *node[1:])
-            if isinstance(item, tuple) and item is not node
-        )
-        and node[0] != "sym"
+    return node[0] != "sym" and all(
+        _is_constant(part) for part in node[1:] if isinstance(part, tuple)
     )
 
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 _SPECIAL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|</?s>|<eos>|<bos>|<pad>|<(?:start|end)_of_turn>|\[/?INST\]"
 )
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"[{}]")
 _BOX_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{1,3}(-?\d[\d,.]*|[A-Za-z])(?![A-Za-z\d])")
-_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_SPELLINGS = ("answer", "Answer", "ANSWER")
 _PHRASE = re.compile(
     r"\banswer\b[*_`\"']{0,4}(?:\s(?:to|for|of)\s[^.:=\n]{1,60}?)?\s{0,4}"
     r"(?:(?::|=|\b(?:is|are|was|equals|would\s{1,2}be|will\s{1,2}be|must\s{1,2}be|should\s{1,2}be)\b)"
@@ -47,15 +47,19 @@ _CLAUSE = re.compile(
     r"[,;(]?\s{1,3}\b(?:because|since|which|where|hence|thus|therefore|given|after)\b",
     re.IGNORECASE,
 )
+# What follows a formula in dollars after a comma or in brackets, if it offers nothing else.
+_REMARK = re.compile(r"\s*[,;(](?!\s*(?:or|and|but|not)\b)[^\d$\\]*", re.IGNORECASE)
 _TALK = re.compile(
-    r"([^\s,]*\d[^\s,]*)(?:,\s+(?!or\b|and\b)[A-Za-z][A-Za-z' ]*|\s+(?!or\b|million|billion|thousand|hundred)"
-    r"[A-Za-z][A-Za-z',;-]*(?:\s+[A-Za-z',;-]+){4,})"
+    r"([^\s,]*\d[^\s,]*)(?:,\s+(?!or\b|and\b)[A-Za-z][A-Za-z' ]*|\s+"
+    r"(?!or\b|million|billion|thousand|hundred)[A-Za-z][A-Za-z',;-]*(?:\s+[A-Za-z',;-]+){4,})"
 )
 _PROSE = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
 _TWO_WORDS = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
 _OPENERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WHOLE_LIMIT = 200
 _PHRASE_LIMIT = 4000
+# After so many mentions of the word that introduce nothing, there is no answer.
+_MAX_PHRASES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +117,20 @@ def last_box(text: str) -> str | None:
         # TeX also boxes one bare token; MATH has solutions that end in `\\boxed 2`.
         bare = _BARE_BOX.findall(text)
         return bare[-1] if bare else None
-    stack: list[tuple[bool, int]] = []
+    # Escaped characters are masked, two by two, so that places stay.
+    masked = text.replace("\\\\", "__").replace("\\{", "__").replace("\\}", "__")
+    opened = {match.end() - 1 for match in _BOX_OPEN.finditer(text)}
+    stack: list[int] = []
     best: tuple[int, int] | None = None
-    for match in _BOX.finditer(text, first.start()):
-        token = match.group()
-        if token == "}":
-            if stack:
-                is_box, start = stack.pop()
-                # A later close is either a later box or one around the best so far.
-                if is_box:
-                    best = start, match.start()
-        elif token == "{":
-            stack.append((False, match.end()))
-        elif token[-1] == "{" and len(token) > 2:
-            stack.append((True, match.end()))
+    for match in _BRACE.finditer(masked, first.end() - 1):
+        at = match.start()
+        if masked[at] == "{":
+            stack.append(at)
+        elif stack:
+            start = stack.pop()
+            # A later close is either a later box or one around the best so far.
+            if start in opened:
+                best = start + 1, at
     return None if best is None else text[best[0] : best[1]]
 
 
@@ -138,10 +142,9 @@ def _by_marker(text: str, style: str) -> Extracted | None:
     hash_at = text.rfind("####")
     if hash_at >= 0:
         return _after_hash(text, hash_at + 4)
-    if "<answer>" in text or "<ANSWER>" in text or "<Answer>" in text:
-        tag = _last_tag(text)
-        if tag is not None:
-            return tag
+    tag = _last_tag(text)
+    if tag is not None:
+        return tag
     phrase = _after_phrase(text)
     if phrase is None and style == "gsm8k":
         line = text.rfind("\nA:")
@@ -165,13 +168,12 @@ def _after_hash(text: str, start: int, source: str = "hash") -> Extracted:
 
 
 def _last_tag(text: str) -> Extracted | None:
-    opened = best = None
-    for match in _TAG.finditer(text):
-        if not match.group(1):
-            opened = match.end()
-        elif opened is not None:
-            best = opened, match.start()
-            opened = None
+    best = None
+    for name in _SPELLINGS:
+        end = text.rfind(f"</{name}>")
+        start = text.rfind(f"<{name}>", 0, end) if end > 0 else -1
+        if start >= 0 and (best is None or end > best[1]):
+            best = start + len(name) + 2, end
     if best is None:
         return None
     inside = text[best[0] : best[1]].strip()
@@ -183,9 +185,7 @@ def _last_tag(text: str) -> Extracted | None:
 
 
 def _after_phrase(text: str) -> Extracted | None:
-    last = None
-    for last in _PHRASE.finditer(text):
-        pass
+    last = _last_phrase(text)
     if last is None:
         return None
     rest = text[last.end() : last.end() + _PHRASE_LIMIT].lstrip()
@@ -195,6 +195,21 @@ def _after_phrase(text: str) -> Extracted | None:
         paragraph, newline, _ = rest.partition("\n")
     paragraph = _SPECIAL.sub("", paragraph).strip()
     return Extracted(first_sentence(paragraph), "phrase", at_end=not newline)
+
+
+def _last_phrase(text: str) -> re.Match[str] | None:
+    """The last "answer is", looked for backwards: most of a long text is never read."""
+    ends = {name: text.rfind(name) for name in _SPELLINGS}
+    for _ in range(_MAX_PHRASES):
+        name = max(ends, key=lambda spelling: ends[spelling])
+        at = ends[name]
+        if at < 0:
+            return None
+        match = _PHRASE.match(text, at)
+        if match is not None:
+            return match
+        ends[name] = text.rfind(name, 0, at)
+    return None
 
 
 def first_sentence(text: str) -> str:
@@ -209,6 +224,8 @@ def first_sentence(text: str) -> str:
             if end > 0:
                 start = end + len(closing)
             break
+    if start and _REMARK.fullmatch(text, start):
+        return text[:start]
     end = _SENTENCE_END.search(text, start)
     if end is not None and not (
         end.group() == "!" and end.start() > 0 and text[end.start() - 1].isdigit()
@@ -219,5 +236,5 @@ def first_sentence(text: str) -> str:
     clause = _CLAUSE.search(text, 1)
     if clause is not None:
         text = text[: clause.start()].rstrip()
-    talk = _TALK.fullmatch(text)
+    talk = _TALK.fullmatch(text) if len(text) <= 2000 else None
     return text if talk is None else talk[1]

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from zoo.rewards.answer import MAX_CHARACTERS, Parsed, parse_answer
+from zoo.rewards.answer import MAX_CHARACTERS, Parsed, Scalar, parse_answer
 from zoo.rewards.compare import is_several, same_answer
+from zoo.rewards.evaluate import has_symbols
 from zoo.rewards.expression import FORMULA_COMMANDS
 from zoo.rewards.extract import extract, last_box
 
@@ -152,7 +153,7 @@ def _judge(
     reason = _judge_exactly(text, gold, loose)
     if reason is not None:
         return reason, False
-    if not ask or not worth_asking(text, _gold_text(gold)):
+    if not ask or _is_plain_number(gold) or not worth_asking(text, _gold_text(gold)):
         return Reason.WRONG, False
     from zoo.rewards.pool import second_opinion
 
@@ -160,6 +161,13 @@ def _judge(
     if answer is None:
         return Reason.TIMEOUT, True
     return (Reason.MATCHED if answer else Reason.WRONG), True
+
+
+def _is_plain_number(gold: str) -> bool:
+    """A number: what cannot be read as one is not worth a second opinion."""
+    parsed = _parsed_gold(gold)
+    answer = None if parsed is None else parsed.answer
+    return isinstance(answer, Scalar) and not has_symbols(answer.node)
 
 
 def _quick_numbers(text: str, gold: str) -> bool | None:
@@ -222,9 +230,10 @@ def _parsed_gold(gold: str) -> Parsed | None:
 
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-# Words, code, long numbers, and powers of powers are nothing a computer algebra system should see.
+# Words, code, long numbers and powers of powers are nothing to show to a computer algebra system.
 _REFUSED = re.compile(
-    r"[A-Za-z]{3,}|\d{7,}|__|[\"'`#@?~!]|\\(?![A-Za-z{}|,;:! ])|\^\s*\{?[^{}]*\^|\^\s*\{?\s*-?\d{3,}"
+    r"[A-Za-z]{3,}|\d{7,}|__|[\"'`#@?~!]|\\(?![A-Za-z{}|,;:! ])"
+    r"|\^\s*\{?[^{}]*\^|\^\s*\{?\s*-?\d{3,}"
 )
 _KNOWN = (FORMULA_COMMANDS - {"pm", "mp", "binom", "dbinom", "tbinom", "boxed", "fbox"}) | {
     "partial", "nabla", "forall", "exists", "substack", "pmod", "bmod", "cases", "aligned",

@@ -45,20 +45,18 @@ def write_message(stream: BinaryIO, message: Any) -> None:
 
 
 def compare(gold: str, answer: str) -> bool:
-    """math-verify's opinion, its own timeouts off (they use signals), strict and without
-    rounding.
-    """
+    """math-verify's opinion, strict, unrounded, its own timeouts off (they use signals)."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)
-    options = dict(
-        extraction_config=config,
-        extraction_mode="first_match",
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
-    )
-    golds = parse(f"$\\boxed{{{gold}}}$", **options)  # pyright: ignore[reportArgumentType]
-    answers = parse(f"$\\boxed{{{answer}}}$", **options)  # pyright: ignore[reportArgumentType]
+    options: dict[str, Any] = {
+        "extraction_config": config,
+        "extraction_mode": "first_match",
+        "fallback_mode": "no_fallback",
+        "parsing_timeout": None,
+    }
+    golds = parse(f"$\\boxed{{{gold}}}$", **options)
+    answers = parse(f"$\\boxed{{{answer}}}$", **options)
     if (
         len(golds) != 1
         or len(answers) != 1
@@ -71,11 +69,13 @@ def compare(gold: str, answer: str) -> bool:
         return False
     # math-verify rounds to `float_rounding` decimals and forgives an equation its left side unless
     # strict.
-    settings = dict(float_rounding=15, numeric_precision=30, strict=True, timeout_seconds=None)
-    return bool(
-        verify(golds, answers, **settings)  # pyright: ignore[reportArgumentType]
-        and verify(answers, golds, **settings)  # pyright: ignore[reportArgumentType]
-    )
+    settings: dict[str, Any] = {
+        "float_rounding": 15,
+        "numeric_precision": 30,
+        "strict": True,
+        "timeout_seconds": None,
+    }
+    return bool(verify(golds, answers, **settings) and verify(answers, golds, **settings))
 
 
 def _kind(value: Any) -> str:

@@ -36,6 +36,19 @@ _CURRENCY = re.compile(r"\\(?:\$|pounds|pound|euro|EUR|yen|rupee|textdollar|text
 
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 
+# Commands whose argument is not part of the value, and layout around it.
+_DECORATION = re.compile(
+    r"\\(?:[hv]?phantom|[hv]space\*?|textcolor|color|colorbox|tag\*?|label)\s*\{[^{}]*\}"
+    r"|\b(?:US|AU|CA|HK|NZ)\s*(?=\\?\$\s?\d)|^Rs\.?\s*(?=\d)"
+)
+_ORDINAL = re.compile(
+    r"(?<=\d)(?:\s*\^\s*\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}|\s*\^\s*\{(?:st|nd|rd|th)\}"
+    r"|\s*\^?\s*\\(?:text|mathrm)\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th)\b)"
+)
+_DEGREE = re.compile(
+    r"(?<=[\d}])\s*\^\s*(?:o(?![A-Za-z])|\{o\}|\{\\(?:text|mathrm)\{o\}\}|\\(?:text|mathrm)\{o\})"
+)
+_NOT = re.compile(r"\\not\s*(=|\\in\b)")
 _DIGITS = r"(?<![\d.])\d{1,3}(?:%s\d{3})+(?!\d)"
 _LATEX_GROUPS = re.compile(_DIGITS % r"\s*(?:,\s*\\!|\{,\}|\\[,!:;]|')\s*")
 _LATEX_SEPARATOR = re.compile(r"[^\d]+")
@@ -59,6 +72,11 @@ def clean(text: str) -> str:
         text = text.replace(text[:2], "").strip()
     elif text[:1] in ("*", "_") and text[-1:] == text[:1]:
         text = text[1:-1].strip()
+    if "\\" in text or "$" in text or text.startswith("Rs"):
+        text = _DECORATION.sub(" ", text)
+        text = _NOT.sub(lambda match: "\\ne " if match[1] == "=" else "\\notin ", text)
+    if "^" in text or "t" in text or "d" in text:
+        text = _DEGREE.sub(r"^\\circ ", _ORDINAL.sub("", text))
     if "$" in text or "\\" in text:
         text = _CURRENCY.sub("", text).replace("$", " ")
         text = _MATH_BRACKET.sub(" ", text)

@@ -194,8 +194,8 @@ class Pool:
     def _not_installed(self) -> None:
         if not self.missing:
             logger.warning(
-                "math-verify cannot be imported: answers that zoo's own reader does not understand are scored wrong. "
-                "Install it with `pip install math-verify`."
+                "math-verify cannot be imported: answers that zoo's own reader does not "
+                "understand are scored wrong. Install it with `pip install math-verify`."
             )
         with self.free:
             self.missing = True

@@ -1,16 +1,13 @@
-"""Run untrusted Python in a process of its own that cannot reach the caller, the network or the
-disk.
+"""Run untrusted Python in a process that cannot reach the caller, the network or the disk.
 
 A program passes through layers, the strongest this machine offers; `isolation_report` says which
-hold, by
-running a program that tries. Backends, best first:
+hold, by running a program that tries. Linux only. Backends, best first:
 
     namespaces  mount, PID, network, IPC namespaces made by our own launcher: as root, or through a
-                user
-                namespace
+                user namespace
     bubblewrap  the same through `bwrap`, where only it may make user namespaces
     uid         root without namespaces: an unprivileged uid of its own for every program
-    bare        rlimits, seccomp and reaping only
+    bare        rlimits, seccomp, Landlock and reaping only
 
 Waiting happens in the calling thread with poll and a monotonic deadline: no signal handler, no
 helper thread, no `preexec_fn`. Every process is dead and reaped, and every descriptor and directory
@@ -57,8 +54,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. The defaults fit teaching-size tasks (MBPP, HumanEval, contest
-    problems)."""
+    """What one program may use; the defaults fit MBPP, HumanEval and contest problems."""
 
     memory_bytes: int = 1 << 30  # address space of a process, and memory of all together
     output_bytes: int = 8 << 20  # standard output and error; past it the program is killed
@@ -86,8 +82,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended, and what it said. `messages` are untrusted text after the nonce was
-    checked."""
+    """How a program ended, and what it said; all of it untrusted text."""
 
     status: str  # done, exited, timeout, output_limit, result_limit, memory, forged, failed
     messages: tuple[tuple[str, str], ...] = ()  # (index, payload) in order of arrival
@@ -129,11 +124,13 @@ def run_program(
 
     Args:
         code: Python source, untrusted.
-        steps: [(kind, source)], kind "eval" (an expression whose value comes back as a message) or
-        "exec". stdin: text for standard input; given, the program runs as a script and its output
-        is kept. timeout: seconds of wall clock from the program's start. limits: memory, output,
-        files, processes. strict: refuse to run without namespaces of its own. backend: one of
-        `BACKENDS`; None takes the best that works.
+        steps: [(kind, source)], run after the code: kind "eval" is an expression whose value comes
+            back as a message, kind "exec" is statements.
+        stdin: text for standard input; with it, the program runs as a script.
+        timeout: seconds of wall clock from the program's start.
+        limits: memory, output, files, processes.
+        strict: refuse to run without namespaces.
+        backend: one of `BACKENDS`; None takes the best that works.
     Raises:
         SandboxError: strict and no isolation, or the named backend does not work here.
         ValueError: timeout not positive and finite, unknown backend.
@@ -148,9 +145,8 @@ def run_program(
     for name in wanted:
         if name in _broken:
             continue
-        for _ in range(
-            2
-        ):  # a machine out of processes for a moment is no reason to give up a layer
+        # A machine out of processes for a moment is no reason to give up a layer.
+        for _ in range(2):
             outcome = _attempt(name, code, steps or [], stdin, timeout, limits)
             if outcome.status != "failed":
                 break
@@ -210,15 +206,14 @@ def _attempt(
             "script": stdin is not None,
             "cpu_seconds": math.ceil(timeout) + 1,
             "owner": owner,
-            "pid_namespace": backend in ISOLATED,
+            "own_root": backend in ISOLATED,
             "cwd": directory or "/tmp/work",
             "trees": _trees(python),
             "memory_exit": MEMORY_EXIT,
         }
         job_fd = _memory_file(stack, marshal.dumps(job, 2))
         text = (stdin or "").encode("utf-8", "surrogatepass")
-        stdin_fd = _memory_file(stack, text) if text else os.open(os.devnull, os.O_RDONLY)
-        stack.callback(os.close, stdin_fd) if not text else None
+        stdin_fd = _memory_file(stack, text)
         pipes = {}
         ends = {}
         for name, cap in (("result", limits.result_bytes + 65536), ("out", 0), ("err", 0)):
@@ -586,8 +581,7 @@ def isolation_report(backend: str | None = None) -> list[Layer]:
     Args:
         backend: one of `BACKENDS`; None reports the best that works, which `run_program` uses.
     Returns:
-        Layers from the outermost inward; the first names the backend and why better ones are not
-        used.
+        Layers; the first names the backend, and why better ones are not used.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -368,7 +368,8 @@ class Session:
         before, after = (summary[k].get("heldout", {}) for k in ("first", "final"))
         for key in ("accuracy", "greedy"):
             if after.get(key) is not None:
-                start = f"{before[key]:.3f} → " if before.get(key) is not None else ""
+                moved = before.get("step") != after.get("step") and before.get(key) is not None
+                start = f"{before[key]:.3f} → " if moved else ""
                 words.append(f"{key} {start}{after[key]:.3f}")
         seconds = summary["seconds"]["total"]
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")

@@ -1,0 +1,116 @@
+"""Every algorithm keeps the contract; every deliberate mistake is found, and named."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.broken import BROKEN
+from zoo.algorithms.base import Algorithm
+from zoo.algorithms.dpo import DPO
+from zoo.algorithms.grpo import GRPO
+from zoo.algorithms.ppo import PPO, Truncation
+from zoo.compose import config_dir
+from zoo.functional import Average, KLEstimator
+from zoo.instantiate import build
+from zoo.testing import (
+    CLAUSES,
+    TWO_PROCESSES,
+    Clause,
+    Report,
+    bandit_run,
+    check_algorithm,
+    check_algorithms,
+)
+
+NAMES = sorted(path.stem for path in config_dir().glob("algorithm/*.yaml"))
+# Choices that change what is loaded or how it is reduced, beyond the defaults.
+VARIANTS = {
+    "GRPO with a price of drift": GRPO(kl_coef=0.1, kl_on_dead=False),
+    "GRPO, the ratio-corrected estimator": GRPO(kl_coef=0.1, kl_estimator=KLEstimator.k1_ratio),
+    "GRPO in minibatches": GRPO(epochs=2, minibatches=2, average=Average.constant),
+    "PPO without reference": PPO(kl_coef=0.0, whiten_advantages=False),
+    "PPO bootstrapped": PPO(truncation=Truncation.bootstrap, epochs=2, value_clip=None),
+}
+
+
+def configured(name: str) -> Algorithm:
+    text = (config_dir() / "algorithm" / f"{name}.yaml").read_text(encoding="utf-8")
+    return build(yaml.safe_load(text), "algorithm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_algorithm_keeps_the_contract(name: str) -> None:
+    report = check_algorithm(configured(name))
+    assert report.passed, str(report)
+    assert {clause.name for clause in report.clauses} == set(CLAUSES)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant_keeps_the_contract(name: str) -> None:
+    report = check_algorithm(VARIANTS[name])
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("kind", [k for k, c in BROKEN.items() if c != TWO_PROCESSES])
+def test_mistake_breaks_the_clause_that_names_it(
+    kind: type[Algorithm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the clause in question, and those that must hold before it: the whole report is slow.
+    clause = BROKEN[kind]
+    monkeypatch.setattr("zoo.testing.CLAUSES", {clause: CLAUSES[clause]})
+    report = check_algorithm(kind())
+    assert report.broken == (clause,), str(report)
+
+
+@pytest.mark.parametrize("kind", [k for k, c in BROKEN.items() if c != TWO_PROCESSES])
+def test_clause_holds_for_the_algorithm_without_the_mistake(
+    kind: type[Algorithm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = next(base for base in kind.__mro__ if base.__module__.startswith("zoo."))
+    values = {f.name: getattr(kind(), f.name) for f in dataclasses.fields(whole) if f.init}
+    clause = BROKEN[kind]
+    monkeypatch.setattr("zoo.testing.CLAUSES", {clause: CLAUSES[clause]})
+    report = check_algorithm(whole(**values))
+    assert report.passed, str(report)
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one_and_a_local_statistic_is_found() -> None:
+    (wrong,) = [kind for kind, clause in BROKEN.items() if clause == TWO_PROCESSES]
+    algorithms = [*map(configured, NAMES), wrong()]
+    *reports, broken = check_algorithms(algorithms, full=True)
+    for report in reports:
+        assert report.passed, str(report)
+        assert report.clauses[-1] == Clause(TWO_PROCESSES, True)
+    assert broken.broken == (TWO_PROCESSES,), str(broken)
+
+
+def test_report_says_what_is_broken_and_where() -> None:
+    report = Report("mine", (Clause("a", True), Clause("b", False, "loss is nan")), 1.0)
+    assert not report.passed and report.broken == ("b",)
+    assert "BREAKS" in str(report) and "BROKEN   b: loss is nan" in str(report)
+
+
+@dataclass(frozen=True)
+class Crashes(GRPO):
+    def losses(self, batch: Any, models: Any) -> Any:
+        raise RuntimeError("no such tensor")
+
+
+def test_exception_of_an_algorithm_is_a_finding_with_its_line() -> None:
+    report = check_algorithm(Crashes())
+    detail = {clause.name: clause.detail for clause in report.clauses}["micro-batches"]
+    assert "RuntimeError: no such tensor (test_contract.py:" in detail
+
+
+# FAULTS, cross-check 6: SGD with learning rate 0.5, groups of 8, β 0.5, at most 20 steps.
+@pytest.mark.parametrize("algorithm", [PPO(), GRPO(), DPO(beta=0.5)], ids=lambda a: a.name)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bandit_with_plain_gradient_descent(algorithm: Algorithm, sign: float) -> None:
+    policy = bandit_run(algorithm, sign=sign, groups=1, lr=0.5, optimizer="SGD")
+    assert policy.probability > 0.6 if sign > 0 else policy.probability < 0.4

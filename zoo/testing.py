@@ -1,0 +1,1427 @@
+"""The contract that every algorithm keeps, a stranger's included: `check_algorithm`.
+
+    from zoo.testing import check_algorithm
+
+    def test_mine_keeps_the_contract():
+        report = check_algorithm(Mine())
+        assert report.passed, report
+
+Each clause is a fact about one optimizer step or about twenty steps on a bandit, measured on models
+of a few thousand weights through the same `update` that trains. What is checked follows from what
+the algorithm `needs`, never from its name; a clause that has nothing to look at is skipped and says
+why. It takes about two seconds on one core, offline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import math
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.algorithms.base import Algorithm, DataKind, Needs
+from zoo.batch import Batch, collate
+from zoo.models.critic import Critic, CriticOutput
+from zoo.models.models import Models
+from zoo.models.policy import Policy, PolicyOutput, over_mask, trained_positions
+from zoo.seeds import torch_generator
+from zoo.train.metrics import Pool
+from zoo.train.update import Trainable, update
+
+VOCABULARY = 24
+STOP = 2  # the end of a completion, and the filler too: masks come from lengths, never from ids
+MAX_COMPLETION = 12  # Scale.max_completion_length of every check
+ROLES = ("policy", "reference", "critic", "reward_model")
+# Gradients of one step in float32, relative to the largest entry; a mean of means is off by 1e-1.
+TOLERANCE = 5e-5
+
+
+# results -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One line of a report."""
+
+    name: str
+    passed: bool
+    detail: str = ""  # why it is broken, or why there was nothing to look at
+    skipped: bool = False
+
+    def __str__(self) -> str:
+        mark = "skipped" if self.skipped else "holds" if self.passed else "BROKEN"
+        return f"{mark:8} {self.name}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check_algorithm` found."""
+
+    algorithm: str
+    clauses: tuple[Clause, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Names of the broken clauses."""
+        return tuple(clause.name for clause in self.clauses if not clause.passed)
+
+    def __str__(self) -> str:
+        head = f"{self.algorithm}: " + ("keeps the contract" if self.passed else "BREAKS it")
+        return "\n  ".join([f"{head} ({self.seconds:.1f} s)", *map(str, self.clauses)])
+
+
+class _BrokenError(Exception):
+    """A clause does not hold; the message says what was seen."""
+
+
+class _SkipError(Exception):
+    """A clause has nothing to look at; the message says why."""
+
+
+# tiny models -------------------------------------------------------------------------------------
+
+
+class BanditPolicy(nn.Module):
+    """A policy without context: one logit for each of two tokens, whatever the prompt.
+
+    logprobs[b, t] = log softmax(logits / temperature)[input_ids[b, t]] under completion_mask
+    """
+
+    def __init__(self, logits: Sequence[float] = (0.0, 0.0), temperature: float = 1.0) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(list(logits)))
+        self.temperature = temperature
+
+    @property
+    def probability(self) -> float:
+        """π(token 1)."""
+        return float(torch.softmax(self.logits.detach() / self.temperature, 0)[1])
+
+    def forward(self, batch: Batch) -> PolicyOutput:
+        logprobs = torch.log_softmax(self.logits / self.temperature, 0)
+        rows, columns = trained_positions(batch)
+        entropy = -(logprobs.exp() * logprobs).sum().detach()
+        return PolicyOutput(
+            over_mask(logprobs[batch.input_ids[rows, columns]], batch),
+            torch.where(batch.completion_mask, entropy, 0.0),
+        )
+
+
+class BanditCritic(nn.Module):
+    """One number: the value of every prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch: Batch) -> CriticOutput:
+        values = torch.where(batch.completion_mask, self.value, 0.0)
+        return CriticOutput(values, self.value.expand(batch.n_rows))
+
+
+class BanditRewardModel(nn.Module):
+    """A score for each of two tokens, read at the row's last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strengths = nn.Parameter(torch.zeros(2))
+
+    def forward(self, batch: Batch) -> Tensor:
+        rows = torch.arange(batch.n_rows)
+        return self.strengths[batch.input_ids[rows, batch.lengths - 1]]
+
+
+class TinyRewardModel(nn.Module):
+    """RewardModel(Batch) → scores [B], a linear map of the hidden state of the last real token."""
+
+    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden = self.backbone(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask.long(), use_cache=False
+        ).last_hidden_state
+        return self.head(hidden[torch.arange(batch.n_rows), batch.lengths - 1]).squeeze(-1)
+
+
+def tiny_llama(seed: int = 0) -> Any:
+    """A Llama of one layer and width 16, from its description; initialised wide."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=STOP,
+        pad_token_id=None,
+    )
+    with _seeded(seed):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+
+
+def tiny_policy(seed: int = 0, temperature: float = 1.0) -> Policy:
+    """The real `Policy` around `tiny_llama`."""
+    return Policy(tiny_llama(seed), temperature)
+
+
+def tiny_models(
+    needs: Needs, *, seed: int = 0, drift: float = 0.0, temperature: float = 1.0
+) -> Models:
+    """The models that `needs` names; the policy stands `drift` away from the reference.
+
+    What is not needed is None, as in a run. A reference is loaded for prompts, and where
+    `needs.reference_live`; otherwise the batches carry its log-probs, as a data set's do.
+    """
+    policy = tiny_policy(seed, temperature)
+    models = _Watched(policy=policy)
+    if needs.reference:
+        models.reference = _frozen(tiny_policy(seed, temperature))
+    if needs.critic:
+        with _seeded(seed + 1):
+            models.critic = Critic(tiny_llama(seed).base_model, 16)
+    if "reward_model" in needs.trains:
+        with _seeded(seed + 1):
+            models.reward_model = TinyRewardModel(tiny_llama(seed).base_model, 16)
+    if drift:
+        nudge(policy, drift, seed + 2)
+        if models.critic is not None:
+            nudge(models.critic, drift, seed + 3)
+    return models
+
+
+def nudge(module: nn.Module, size: float, seed: int) -> None:
+    """Adds normal noise of this size to every weight."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator)
+
+
+class _Watched(Models):
+    """Models that remember which roles were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ROLES:
+            object.__getattribute__(self, "__dict__").setdefault("touched", set()).add(name)
+        return object.__getattribute__(self, name)
+
+
+# batches -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a made batch looks like."""
+
+    groups: int = 6
+    group_size: int = 4
+    prompt_lengths: tuple[int, ...] = (3, 6, 1, 4)
+    completion_lengths: tuple[int, ...] = (5, 2, 8, 3, 4, 7, 1, 6, 9, 2)
+    truncated: str = "some"  # some, all, none
+    abstained: str = "none"  # none, some, all (prompts alone)
+    rewards: str = "varied"  # varied, dead (equal in each group, groups differ), zero
+    seed: int = 0
+
+
+def group_size_for(needs: Needs) -> int:
+    """Rows a group in the checks: 4 samples of a prompt, 2 of a pair, 1 otherwise, or what is
+    needed."""
+    usual = {DataKind.prompts: 4, DataKind.pairs: 2}.get(needs.data, 1)
+    return max(usual, needs.min_group_size)
+
+
+def make_batch(needs: Needs, shape: Shape | None = None, **changes: Any) -> Batch:
+    """A ragged batch of the kind that `needs.data` names, with random tokens.
+
+    A completion ends with the stop token unless it is truncated, and the filler is that same
+    token. Prompts come with rewards and who was scored; labelled rows with labels 1 and 0.
+    """
+    shape = shape or Shape(group_size=group_size_for(needs))
+    shape = dataclasses.replace(shape, **changes)
+    rows = shape.groups * shape.group_size
+
+    def tokens(count: int, *place: int) -> list[int]:
+        # Each list from a generator of its own, so that a longer one leaves the others alone.
+        generator = torch_generator("testing", shape.seed, *place)
+        return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+    prompts = [
+        tokens(shape.prompt_lengths[i % len(shape.prompt_lengths)], 0, i)
+        for i in range(shape.groups)
+    ]
+    completions, truncated = [], []
+    for i in range(rows):
+        length = shape.completion_lengths[i % len(shape.completion_lengths)]
+        cut = shape.truncated == "all" or (shape.truncated == "some" and i % 5 == 3)
+        completions.append(tokens(length, 1, i) if cut else [*tokens(length - 1, 1, i), STOP])
+        truncated.append(cut)
+    batch = collate(
+        [prompts[i // shape.group_size] for i in range(rows)],
+        completions,
+        group_size=shape.group_size,
+        prompt_ids=[f"prompt {i}" for i in range(shape.groups)],
+        pad_token_id=STOP,
+        truncated=truncated,
+    )
+    if needs.data is DataKind.labelled:
+        labels = (torch.arange(rows) % 2).float()
+        return batch.replace(rewards=labels, scored=torch.ones(rows, dtype=torch.bool))
+    if needs.data is not DataKind.prompts:
+        return batch
+    return batch.replace(rewards=_rewards(shape), scored=_scored(shape))
+
+
+def _rewards(shape: Shape) -> Tensor:
+    rows = shape.groups * shape.group_size
+    if shape.rewards == "zero":
+        return torch.zeros(rows)
+    if shape.rewards == "dead":
+        return (torch.arange(shape.groups) % 2).float().repeat_interleave(shape.group_size)
+    # Multiples of a sixteenth: sums of them, shifted by a whole number, are exact.
+    generator = torch_generator("testing", shape.seed, 2)
+    return torch.randint(0, 9, (rows,), generator=generator) / 8 + (torch.arange(rows) % 2) / 16
+
+
+def _scored(shape: Shape) -> Tensor:
+    rows = torch.arange(shape.groups * shape.group_size)
+    if shape.abstained == "none":
+        return torch.ones_like(rows, dtype=torch.bool)
+    if shape.abstained == "all":
+        return torch.zeros_like(rows, dtype=torch.bool)
+    return (rows % 3 != 1) & (rows >= shape.group_size)  # and one group without any score
+
+
+def with_logprobs(batch: Batch, needs: Needs, models: Models) -> Batch:
+    """What a source adds: the sampler's log-probs, or a data set's reference log-probs."""
+    if needs.data is DataKind.prompts:
+        return batch.replace(sampling_logprobs=models.policy_logprobs(batch))
+    if needs.reference and not needs.reference_live:
+        return batch.replace(ref_logprobs=models.reference_logprobs(batch))
+    return batch
+
+
+def widened(batch: Batch, columns: int) -> Batch:
+    """The same rows with more padding on the right."""
+    width = batch.input_ids.shape[1]
+
+    def wide(name: str, value: Tensor) -> Tensor:
+        if value.dim() < 2 or value.shape[1] != width:
+            return value
+        fill = STOP if name == "input_ids" else 0
+        return torch.nn.functional.pad(value, (0, columns), value=fill)
+
+    changed = {n: wide(n, v) for n, v in batch._tensors() if not n.startswith("extra[")}
+    return batch.replace(**changed, extra={n: wide(n, v) for n, v in batch.extra.items()})
+
+
+def bandit_batch(tokens: Sequence[int], group_size: int) -> Batch:
+    """One-token completions; every group has a prompt of its own."""
+    groups = len(tokens) // group_size
+    return collate(
+        [[i // group_size] for i in range(len(tokens))],
+        [[token] for token in tokens],
+        group_size=group_size,
+        prompt_ids=[f"arm {i}" for i in range(groups)],
+    )
+
+
+# one step ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One optimizer step that was computed and not taken."""
+
+    metrics: dict[str, float]  # pooled; losses as loss/<term>
+    gradients: dict[str, Tensor]  # role → all its gradients, flat; absent ones are 0
+    refused: str = ""  # why `update` would not apply it
+
+
+class _NoStep:
+    """An optimizer that keeps the gradients instead of stepping."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.gradients = torch.zeros(0)
+
+    def step(self) -> None:
+        self.gradients = _flat_gradients(self.module)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.module.zero_grad(set_to_none=set_to_none)
+
+
+def one_step(
+    algorithm: Algorithm, prepared: Batch, models: Models, micro_batch_tokens: int = 1 << 20
+) -> Outcome:
+    """Loss, metrics and gradients of one optimizer step on a prepared batch."""
+    keepers = {role: _NoStep(getattr(models, role)) for role in algorithm.needs.trains}
+    pool = Pool()
+    done = update(
+        prepared,
+        algorithm,
+        models,
+        {role: Trainable(keeper.module, keeper, 0.0) for role, keeper in keepers.items()},
+        max_completion_length=MAX_COMPLETION,
+        micro_batch_tokens=micro_batch_tokens,
+        max_grad_norm=None,
+        pool=pool,
+    )
+    gradients = {role: keeper.gradients for role, keeper in keepers.items()}
+    return Outcome(pool.means(), gradients, "" if done.applied else done.reason)
+
+
+def one_step_untrimmed(algorithm: Algorithm, prepared: Batch, models: Models) -> Outcome:
+    """`one_step` with every column of padding left in place."""
+    pool = Pool()
+    modules = {role: getattr(models, role) for role in algorithm.needs.trains}
+    for term in algorithm.losses(_scaled(prepared), models):
+        pool.add(f"loss/{term.name}", term.loss.detach())
+        pool.add_all(term.metrics)
+        term.loss.backward()
+    gradients = {role: _flat_gradients(module) for role, module in modules.items()}
+    for module in modules.values():
+        module.zero_grad(set_to_none=True)
+    return Outcome(pool.means(), gradients)
+
+
+def _scaled(batch: Batch) -> Batch:
+    return batch.replace(scale=batch.local_scale(MAX_COMPLETION))
+
+
+def _flat_gradients(module: nn.Module) -> Tensor:
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()).reshape(-1)
+            for p in module.parameters()
+        ]
+    )
+
+
+class _ProbedPolicy(nn.Module):
+    """A policy with a free number added to each log-prob, to see which tokens a loss looks at."""
+
+    def __init__(self, policy: Any, batch: Batch) -> None:
+        super().__init__()
+        self.inner = policy
+        self.rows = {key: i for i, key in enumerate(batch.row_keys.tolist())}
+        self.offsets = nn.Parameter(torch.zeros(batch.n_rows, batch.input_ids.shape[1]))
+
+    def forward(self, batch: Batch) -> Any:
+        out = self.inner(batch)
+        found = [self.rows.get(key, -1) for key in batch.row_keys.tolist()]
+        known = torch.tensor([i >= 0 for i in found])
+        rows = self.offsets[torch.tensor(found).clamp(min=0), : batch.input_ids.shape[1]]
+        offsets = torch.where(known[:, None], rows, 0.0)
+        return dataclasses.replace(out, logprobs=out.logprobs + offsets)
+
+
+def token_gradients(algorithm: Algorithm, prepared: Batch, batch: Batch, models: Models) -> Tensor:
+    """[B, T] derivative of the step's loss by each log-prob of `batch`'s rows."""
+    probe = _ProbedPolicy(models.policy, batch)
+    models = _with_roles(models, policy=probe)
+    for term in algorithm.losses(_scaled(prepared).trim(), models):
+        if term.loss.requires_grad:
+            term.loss.backward()
+    grad = probe.offsets.grad
+    for module in (probe, models.critic):
+        if module is not None:
+            module.zero_grad(set_to_none=True)
+    return torch.zeros_like(probe.offsets) if grad is None else grad
+
+
+class _Littered(nn.Module):
+    """A model whose outputs hold garbage wherever they do not count."""
+
+    def __init__(self, inner: nn.Module, garbage: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.garbage = garbage
+
+    def forward(self, batch: Batch) -> Any:
+        out = self.inner(batch)
+        if isinstance(out, Tensor):
+            return out
+        changed = {}
+        for item in dataclasses.fields(out):
+            value = getattr(out, item.name)
+            if isinstance(value, Tensor) and value.shape == batch.completion_mask.shape:
+                changed[item.name] = torch.where(batch.completion_mask, value, self.garbage)
+        return dataclasses.replace(out, **changed)
+
+
+def littered(batch: Batch, garbage: float) -> Batch:
+    """The batch with garbage in every entry outside its masks."""
+    ids = torch.where(batch.attention_mask, batch.input_ids, VOCABULARY - 1)
+    names = ("sampling_logprobs", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+    changed: dict[str, Tensor] = {"input_ids": ids}
+    for name in names:
+        value = getattr(batch, name)
+        if value is not None:
+            changed[name] = torch.where(batch.completion_mask, value, garbage)
+    if batch.rewards is not None and batch.scored is not None:
+        changed["rewards"] = torch.where(batch.scored, batch.rewards, garbage)
+    return batch.replace(**changed)
+
+
+# the contract ------------------------------------------------------------------------------------
+
+
+def check_algorithm(algorithm: Algorithm, *, full: bool = False) -> Report:
+    """Whether an algorithm keeps the contract, clause by clause.
+
+    Args:
+        algorithm: an instance with the hyperparameters to check.
+        full: also compare one process with two (starts two more, about ten seconds).
+    Returns:
+        The report; nothing raises because an algorithm is wrong.
+    """
+    return check_algorithms([algorithm], full=full)[0]
+
+
+def check_algorithms(
+    algorithms: Sequence[Algorithm],
+    *,
+    full: bool = False,
+    progress: Callable[[Report], None] = lambda report: None,
+) -> list[Report]:
+    """`check_algorithm` for several; with `full` two processes serve them all."""
+    alone: dict[int, Clause] = {}
+    if full:
+        alone = dict(enumerate(_two_processes(algorithms)))
+    reports = []
+    for index, algorithm in enumerate(algorithms):
+        report = _check(algorithm, alone.get(index))
+        reports.append(report)
+        progress(report)
+    return reports
+
+
+def _check(algorithm: Algorithm, processes: Clause | None) -> Report:
+    started = time.perf_counter()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small only lose by sharing
+    try:
+        contract = _Contract(algorithm)
+        clauses = [_clause(name, check, contract) for name, check in CLAUSES.items()]
+    finally:
+        torch.set_num_threads(threads)
+    if processes is not None:
+        clauses.append(processes)
+    name = algorithm.name or type(algorithm).__name__
+    return Report(name, tuple(clauses), time.perf_counter() - started)
+
+
+def _clause(name: str, check: Callable[[_Contract], str | None], contract: _Contract) -> Clause:
+    try:
+        return Clause(name, True, check(contract) or "")
+    except _SkipError as reason:
+        return Clause(name, True, str(reason), skipped=True)
+    except _BrokenError as reason:
+        return Clause(name, False, str(reason))
+    except Exception as error:
+        # Whatever a stranger's code raises is a finding, not a crash of the checker.
+        where = _place(error, type(contract.algorithm).__module__)
+        return Clause(name, False, f"{type(error).__name__}: {str(error)[:200]}{where}")
+
+
+def _place(error: BaseException, module: str) -> str:
+    """The last line of the algorithm's own file in a traceback."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_globals.get("__name__") == module:
+            found = f" ({Path(frame.f_code.co_filename).name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
+
+
+class _Contract:
+    """An algorithm with what its clauses share."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        return self.algorithm.needs
+
+    @property
+    def on_policy(self) -> bool:
+        return self.needs.data is DataKind.prompts
+
+    def variants(self) -> Iterator[tuple[str, Algorithm]]:
+        """As configured, and with a second epoch, in which the policy has moved."""
+        yield "", self.algorithm
+        if self.on_policy and self.algorithm.updates_per_step == 1:
+            yield " in a second epoch", dataclasses.replace(self.algorithm, epochs=2)
+
+    def models(self, drift: float = 0.02, **changes: Any) -> Models:
+        return tiny_models(self.needs, drift=drift, **changes)
+
+    def batch(self, models: Models, **changes: Any) -> Batch:
+        return with_logprobs(make_batch(self.needs, **changes), self.needs, self._source(models))
+
+    def _source(self, models: Models) -> Models:
+        return Models(policy=models.policy, reference=models.reference)
+
+    def ready(self, models: Models) -> Models:
+        """As the loop has them: a data set's reference is gone once its log-probs are known."""
+        ready = _with_roles(models)
+        if not self.on_policy and not self.needs.reference_live:
+            ready.reference = None
+        ready.state = self.algorithm.initial_state()
+        return ready
+
+    def step(
+        self,
+        algorithm: Algorithm,
+        batch: Batch,
+        models: Models,
+        *,
+        moved: bool = False,
+        micro_batch_tokens: int = 1 << 20,
+    ) -> Outcome:
+        """Prepare and compute one step; `moved`: the policy changes in between."""
+        models = self.ready(models)
+        prepared = algorithm.prepare(batch, models)
+        if moved:
+            models = moved_models(models, self.needs)
+        return _accepted(one_step(algorithm, prepared, models, micro_batch_tokens))
+
+
+def moved_models(models: Models, needs: Needs, size: float = 0.05) -> Models:
+    """Copies of the trained modules, somewhere else."""
+    changed = {}
+    for index, role in enumerate(needs.trains):
+        changed[role] = copy.deepcopy(getattr(models, role))
+        nudge(changed[role], size, 77 + index)
+    return _with_roles(models, **changed)
+
+
+def _with_roles(models: Models, **roles: Any) -> Models:
+    other = copy.copy(models)
+    for role, module in roles.items():
+        setattr(other, role, module)
+    other.__dict__["touched"] = set()
+    return other
+
+
+def _frozen(module: Any) -> Any:
+    return module.requires_grad_(False).eval()
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _accepted(outcome: Outcome) -> Outcome:
+    if outcome.refused:
+        raise _BrokenError(f"not finite: {outcome.refused}")
+    return outcome
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest entry of either."""
+    size = max(float(one.abs().max()), float(other.abs().max()), 1e-6) if one.numel() else 1.0
+    return float((one - other).abs().max()) / size if one.numel() else 0.0
+
+
+def _same(one: Outcome, other: Outcome, what: str) -> None:
+    """Both outcomes have the same losses and gradients.
+
+    Raises:
+        _BrokenError: with the first difference.
+    """
+    for name in sorted(one.metrics | other.metrics):
+        if name.startswith("loss/"):
+            a, b = one.metrics.get(name, math.nan), other.metrics.get(name, math.nan)
+            if not abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1.0):
+                raise _BrokenError(f"{what}: {name} is {a:.6g} and {b:.6g}")
+    for role, gradient in one.gradients.items():
+        gap = _gap(gradient, other.gradients[role])
+        if not gap <= TOLERANCE:
+            raise _BrokenError(f"{what}: the {role}'s gradient differs by {gap:.2g} of its largest")
+
+
+# clauses -----------------------------------------------------------------------------------------
+
+
+def _states_needs(c: _Contract) -> None:
+    needs = c.needs
+    if not isinstance(needs, Needs):
+        raise _BrokenError(f"needs is {type(needs).__name__}, not zoo.algorithms.base.Needs")
+    if not isinstance(needs.data, DataKind):
+        raise _BrokenError(f"needs.data is {needs.data!r}, not a DataKind")
+    if not needs.trains or not set(needs.trains) <= set(ROLES):
+        raise _BrokenError(f"needs.trains is {needs.trains}; roles are {', '.join(ROLES)}")
+    if not dataclasses.is_dataclass(c.algorithm):
+        raise _BrokenError("it is not a dataclass: its settings could not come from a yaml")
+    batch = make_batch(needs)
+    kept = c.algorithm.keep(batch)
+    if kept.dtype != torch.bool or kept.shape != (batch.n_groups,):
+        raise _BrokenError(
+            f"keep gives {kept.dtype} {tuple(kept.shape)} for {batch.n_groups} groups, not bool [N]"
+        )
+
+
+def _trains_what_it_says(c: _Contract) -> None:
+    models = c.models()
+    outcome = c.step(c.algorithm, c.batch(models), models)
+    for role in ROLES:
+        module = getattr(models, role)
+        if module is None:
+            continue
+        if role in c.needs.trains:
+            if not bool((outcome.gradients[role] != 0).any()):
+                raise _BrokenError(f"needs.trains names the {role}, but its gradient is 0")
+        elif any(p.grad is not None for p in module.parameters()):
+            raise _BrokenError(f"the {role} gets a gradient, but needs.trains does not name it")
+
+
+def _leaves_reference(c: _Contract) -> None:
+    if "reference" in c.needs.trains:
+        raise _BrokenError("needs.trains names the reference: nothing would hold the policy")
+    if not c.needs.reference:
+        raise _SkipError("no reference")
+    models = c.models()
+    before = [p.clone() for p in models.reference.parameters()]
+    batch = c.batch(models)
+    _train(c.algorithm, [batch, batch], c.ready(models))
+    for old, new in zip(before, models.reference.parameters(), strict=True):
+        if new.requires_grad or new.grad is not None:
+            raise _BrokenError("the reference takes part in the gradient")
+        if not torch.equal(old, new):
+            raise _BrokenError("two steps of training changed the reference's weights")
+
+
+def _reads_declared_models(c: _Contract) -> None:
+    needs = c.needs
+    declared = {"policy", *needs.trains}
+    declared |= {"reference"} if needs.reference else set()
+    declared |= {"critic"} if needs.critic else set()
+    for _, algorithm in c.variants():
+        models = c.models()
+        batch = c.batch(models)
+        models = c.ready(models)
+        models.__dict__["touched"] = set()
+        prepared = _scaled(algorithm.prepare(batch, models)).trim()
+        for term in algorithm.losses(prepared, models):
+            term.loss.backward()
+        extra = sorted(models.__dict__["touched"] - declared)
+        if extra:
+            raise _BrokenError(f"it reads {', '.join(extra)}, which its needs do not declare")
+
+
+def _calls_modules_once(c: _Contract) -> None:
+    models = c.models()
+    batch = c.batch(models)
+    models = c.ready(models)
+    prepared = _scaled(c.algorithm.prepare(batch, models)).trim()
+    calls = dict.fromkeys(c.needs.trains, 0)
+    hooks = []
+    for role in c.needs.trains:
+
+        def count(*_: Any, role: str = role) -> None:
+            calls[role] += 1
+
+        hooks.append(getattr(models, role).register_forward_hook(count))
+    for term in c.algorithm.losses(prepared, models):
+        term.loss.backward()
+    for hook in hooks:
+        hook.remove()
+    many = [role for role, count in calls.items() if count > 1]
+    if many:
+        raise _BrokenError(
+            f"losses calls the {', '.join(many)} {calls[many[0]]} times: data parallelism allows "
+            "one forward of a module for each backward"
+        )
+
+
+def _prepare_is_pure(c: _Contract) -> None:
+    for label, algorithm in c.variants():
+        models = c.models()
+        batch = c.batch(models)
+        before = {name: value.clone() for name, value in batch._tensors()}
+        prepared = algorithm.prepare(batch, c.ready(models))
+        for name, value in prepared._tensors():
+            if value.requires_grad:
+                raise _BrokenError(f"{name} of the prepared batch carries a graph{label}")
+        for name, value in batch._tensors():
+            if not torch.equal(before[name], value):
+                raise _BrokenError(f"prepare changed {name} of its argument{label}")
+
+
+def _finite(**changes: Any) -> Callable[[_Contract], None]:
+    def check(c: _Contract) -> None:
+        if "abstained" in changes and not c.on_policy:
+            raise _SkipError("nothing is scored")
+        if "rewards" in changes and not c.on_policy:
+            raise _SkipError("no rewards")
+        for _, algorithm in c.variants():
+            models = c.models()
+            outcome = c.step(algorithm, c.batch(models, **changes), models, moved=True)
+            for role, gradient in outcome.gradients.items():
+                if not bool(gradient.isfinite().all()):
+                    raise _BrokenError(f"the {role}'s gradient is not finite")
+
+    return check
+
+
+def _finite_abstained(c: _Contract) -> None:
+    _finite(abstained="some")(c)
+    _finite(abstained="all")(c)
+
+
+def _micro_batches(c: _Contract) -> None:
+    for label, algorithm in c.variants():
+        models = c.models()
+        batch = c.batch(models)
+        whole = c.step(algorithm, batch, models, moved=True)
+        for budget in (1, 40):
+            cut = c.step(algorithm, batch, models, moved=True, micro_batch_tokens=budget)
+            _same(whole, cut, f"whole and in micro-batches of {budget} tokens{label}")
+
+
+def _right_padding(c: _Contract) -> None:
+    for label, algorithm in c.variants():
+        models = c.models()
+        batch = c.batch(models)
+        ready = c.ready(models)
+        later = moved_models(ready, c.needs)
+        narrow = one_step_untrimmed(algorithm, algorithm.prepare(batch, ready), later)
+        wide = one_step_untrimmed(algorithm, algorithm.prepare(widened(batch, 7), ready), later)
+        _same(narrow, wide, f"with 0 and 7 columns of padding{label}")
+
+
+def _neighbours(c: _Contract) -> None:
+    if "policy" not in c.needs.trains:
+        raise _SkipError("no policy is trained")
+    models = c.models(drift=0.0)  # at the start, where statistics of drift are 0 in every row
+    ready = c.ready(models)
+    found = []
+    for last in (4, 15):  # length of the last group's prompt
+        batch = c.batch(models, prompt_lengths=(3, 6, 1, 4, 2, last), groups=6)
+        prepared = c.algorithm.prepare(batch, ready)
+        found.append(token_gradients(c.algorithm, prepared, batch, ready))
+    rows = 5 * batch.group_size
+    width = min(grad.shape[1] for grad in found)
+    one, other = (grad[:rows, :width] for grad in found)
+    gap = _gap(one, other)
+    if not gap <= TOLERANCE:
+        raise _BrokenError(
+            f"a longer prompt in another group changes a row's token gradients by {gap:.2g}"
+        )
+
+
+def _group_order(c: _Contract) -> None:
+    for label, algorithm in c.variants():
+        models = c.models()
+        batch = c.batch(models)
+        one = c.step(algorithm, batch, models, moved=True)
+        order = torch.arange(batch.n_groups).roll(1).flip(0)
+        other = c.step(algorithm, batch.select_groups(order), models, moved=True)
+        _same(one, other, f"groups in another order{label}")
+
+
+def _row_order(c: _Contract) -> None:
+    if c.needs.data is DataKind.pairs:
+        raise _SkipError("the order in a pair is its meaning")
+    models = c.models()
+    batch = c.batch(models)
+    size = batch.group_size
+    if size == 1:
+        raise _SkipError("groups of one row")
+    for label, algorithm in c.variants():
+        one = c.step(algorithm, batch, models, moved=True)
+        inside = torch.arange(batch.n_rows).view(-1, size).roll(1, dims=1).flip(1).reshape(-1)
+        other = c.step(algorithm, batch.select_rows(inside, size), models, moved=True)
+        _same(one, other, f"rows of each group in another order{label}")
+
+
+def _groups_do_not_mix(c: _Contract) -> None:
+    """Equal rewards inside each group say nothing, whatever other groups got."""
+    if not c.on_policy or c.needs.min_group_size < 2:
+        raise _SkipError("no baseline from a group")
+    models = c.models()
+    differ = c.step(c.algorithm, c.batch(models, rewards="dead"), models)
+    equal = c.step(c.algorithm, c.batch(models, rewards="zero"), models)
+    _same(equal, differ, "groups of equal rewards, all 0, and 0 or 1 by group")
+
+
+def _rewards_shifted(c: _Contract) -> str:
+    if not c.on_policy or c.needs.min_group_size < 2:
+        raise _SkipError("no baseline from a group")
+    models = c.models()
+    batch = c.batch(models)
+    assert batch.rewards is not None
+
+    def with_rewards(scale: float, shift: float) -> Outcome:
+        assert batch.rewards is not None
+        return c.step(c.algorithm, batch.replace(rewards=scale * batch.rewards + shift), models)
+
+    plain = with_rewards(1, 0)
+    _same(plain, with_rewards(1, 3), "rewards and rewards + 3")
+    scaled = with_rewards(4, 0)
+    gap = max(_gap(plain.gradients[role], scaled.gradients[role]) for role in plain.gradients)
+    if gap <= TOLERANCE:
+        return "scaled rewards give the same step"
+    if gap < 0.02:
+        raise _BrokenError(
+            f"rewards times 4 change the gradient by {gap:.2g}: an epsilon too large for its spread"
+        )
+    return "the step grows with the rewards: they are not normalised"
+
+
+def _garbage(c: _Contract) -> None:
+    for label, algorithm in c.variants():
+        models = c.models()
+        changes: dict[str, Any] = {"abstained": "some"} if c.on_policy else {}
+        batch = c.batch(models, **changes)
+        ready = c.ready(models)
+        later = moved_models(ready, c.needs)
+        clean = one_step(algorithm, algorithm.prepare(batch, ready), later)
+        for garbage in (math.nan, 1e4):
+            dirty_start, dirty_later = _litter(ready, garbage), _litter(later, garbage)
+            prepared = algorithm.prepare(littered(batch, garbage), dirty_start)
+            dirty = one_step(algorithm, littered(prepared, garbage), dirty_later)
+            what = f"clean, and with {garbage:g} under the masks{label}"
+            _same(_accepted(clean), _accepted(dirty), what)
+            for name, value in clean.metrics.items():
+                seen = dirty.metrics.get(name, math.nan)
+                if not abs(seen - value) <= 1e-4 * max(abs(value), 1.0):
+                    raise _BrokenError(f"{what}: the metric {name} is {value:.6g} and {seen:.6g}")
+
+
+def _litter(models: Models, garbage: float) -> Models:
+    modules = {role: getattr(models, role) for role in ROLES}
+    return _with_roles(
+        models, **{role: _Littered(m, garbage) for role, m in modules.items() if m is not None}
+    )
+
+
+# What a metric of this name is before the first update, whatever the data.
+START = {"ratio": 1.0, "clip_high": 0.0, "clip_low": 0.0, "kl_ref": 0.0, "kl_old": 0.0}
+
+
+def _start_identities(c: _Contract) -> str:
+    seen: set[str] = set()
+    for label, algorithm in c.variants():
+        models = c.models(drift=0.0)
+        outcome = c.step(algorithm, c.batch(models), models)
+        expected = dict(START)
+        if c.on_policy:
+            expected["mismatch/sampler"] = 0.0
+        if c.needs.reference:
+            expected |= {"margin": 0.0, "kl_baseline": 0.0}
+        for name, value in expected.items():
+            if name not in outcome.metrics:
+                continue
+            seen.add(name)
+            if not abs(outcome.metrics[name] - value) < 1e-5:
+                raise _BrokenError(
+                    f"{name} is {outcome.metrics[name]:.6g} before the first update{label}, "
+                    f"not {value:g}"
+                )
+        if c.needs.data is DataKind.pairs and c.needs.reference:
+            other = c.step(algorithm, c.batch(models, seed=5), models)
+            one, two = outcome.metrics["loss/policy"], other.metrics["loss/policy"]
+            if not abs(one - two) < 1e-5:
+                raise _BrokenError(
+                    f"the policy is the reference, yet the loss depends on the pairs: {one:.6g} "
+                    f"and {two:.6g}"
+                )
+            seen.add(f"loss {one:.4g} for any pairs")
+    if not seen:
+        raise _SkipError("it reports no metric with a known first value")
+    return ", ".join(sorted(seen))
+
+
+def _eos_trained(c: _Contract) -> None:
+    grad, batch = _token_view(c)
+    ends = torch.zeros_like(batch.completion_mask)
+    ends[torch.arange(batch.n_rows), batch.lengths - 1] = True
+    ends &= ~batch.truncated[:, None]
+    if not bool((grad[ends] != 0).any()):
+        raise _BrokenError("the stop token gets no gradient in any row: the policy never learns it")
+    active = (grad != 0).any(1) & ~batch.truncated
+    silent = active & ~((grad != 0) & ends).any(1)
+    if bool(silent.any()):
+        raise _BrokenError(f"the stop token gets no gradient in {int(silent.sum())} trained rows")
+
+
+def _only_trained_tokens(c: _Contract) -> None:
+    grad, batch = _token_view(c)
+    outside = (grad != 0) & ~batch.completion_mask
+    if bool(outside.any()):
+        raise _BrokenError(
+            f"{int(outside.sum())} log-probs outside completion_mask (prompt or padding) count"
+        )
+    first = batch.completion_mask & (batch.completion_mask.long().cumsum(1) == 1)
+    if not bool((grad[first] != 0).any()):
+        raise _BrokenError("the first token of a completion counts in no row")
+
+
+def _token_view(c: _Contract) -> tuple[Tensor, Batch]:
+    if "policy" not in c.needs.trains:
+        raise _SkipError("no policy is trained")
+    models = c.models()
+    batch = c.batch(models)
+    ready = c.ready(models)
+    return token_gradients(c.algorithm, c.algorithm.prepare(batch, ready), batch, ready), batch
+
+
+class _ShiftedCritic(nn.Module):
+    """A critic with 1 added to the values at one place."""
+
+    def __init__(self, inner: nn.Module, place: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.place = place  # [B, T] by row key
+        self.keys: list[int] = []
+
+    def forward(self, batch: Batch) -> CriticOutput:
+        out = self.inner(batch)
+        rows = [self.keys.index(key) for key in batch.row_keys.tolist()]
+        added = self.place[rows, : batch.input_ids.shape[1]].float()
+        return CriticOutput(out.values + added, out.final)
+
+
+def _values_precede(c: _Contract) -> None:
+    """The value of a prefix is the baseline of the token that follows it."""
+    if not c.needs.critic:
+        raise _SkipError("no critic")
+    models = c.models()
+    batch = c.batch(models)
+    ready = c.ready(models)
+    before = c.algorithm.prepare(batch, ready).advantages
+    if before is None:
+        raise _SkipError("prepare gives no advantages")
+    mask = batch.completion_mask
+    count = mask.long().cumsum(1)
+    long = int(batch.completion_lengths.argmax())
+    for which, index in (("first", 1), ("third", 3), ("last", int(count[long, -1]))):
+        place = torch.zeros_like(mask)
+        place[long] = mask[long] & (count[long] == index)
+        critic = _ShiftedCritic(ready.critic, place)
+        critic.keys = batch.row_keys.tolist()
+        after = c.algorithm.prepare(batch, _with_roles(ready, critic=critic)).advantages
+        assert after is not None
+        change = torch.where(mask, after - before, 0.0)
+        lowest = change[place]
+        if not (bool(lowest < -1e-3) and bool((change >= lowest - 1e-6).all())):
+            raise _BrokenError(
+                f"a larger value before the {which} token does not lower that token's advantage "
+                f"most (it changes by {float(lowest):.3g}): values are read at another place"
+            )
+
+
+def _old_policy_frozen(c: _Contract) -> str:
+    if not c.on_policy:
+        raise _SkipError("no old policy")
+    algorithm = dataclasses.replace(c.algorithm, epochs=2)
+    models = c.models()
+    batch = c.batch(models)
+    ready = c.ready(models)
+    prepared = algorithm.prepare(batch, ready)
+    later = moved_models(ready, c.needs)
+    outcome = _accepted(one_step(algorithm, prepared, later))
+    if "ratio" not in outcome.metrics and prepared.old_logprobs is None:
+        raise _SkipError("it uses no ratio to an old policy")
+    ratio = outcome.metrics.get("ratio")
+    if ratio is not None and abs(ratio - 1) < 1e-5:
+        raise _BrokenError(
+            "in a second epoch, with the policy moved, the ratio is still 1: it is not taken to "
+            "the policy that sampled"
+        )
+    fresh = one_step(algorithm, algorithm.prepare(batch, later), later)
+    if _gap(outcome.gradients["policy"], fresh.gradients["policy"]) < TOLERANCE:
+        raise _BrokenError("the gradient in a second epoch does not depend on the old policy")
+    return "" if ratio is None else f"ratio {ratio:.4f} once the policy has moved"
+
+
+def _drift_priced(c: _Contract) -> None:
+    """With rewards that favour neither token, a policy that left its reference goes back."""
+    if not (c.on_policy and c.needs.reference):
+        raise _SkipError("no price of drift while sampling")
+    size = 4 * math.ceil(group_size_for(c.needs) / 4)
+    pattern, rewards = [0, 1, 1, 0], [1.0, 1.0, 0.0, 0.0]
+    tokens = (pattern * (size // 4) + [1 - t for t in pattern] * (size // 4)) * 2
+    batch = bandit_batch(tokens, size)
+    batch = batch.replace(
+        rewards=torch.tensor(rewards * (len(tokens) // 4)),
+        scored=torch.ones(len(tokens), dtype=torch.bool),
+    )
+    models = _bandit_models(c, logits=(0.0, 1.386294))  # π(1) = 0.8
+    models.reference = _frozen(BanditPolicy())
+    batch = batch.replace(sampling_logprobs=models.policy_logprobs(batch))
+    outcome = _accepted(one_step(c.algorithm, c.algorithm.prepare(batch, models), models))
+    slope = float(outcome.gradients["policy"][1])  # descent lowers logit 1 where this is positive
+    if abs(slope) < 1e-9:
+        raise _BrokenError("a reference is loaded, but drift from it costs nothing")
+    if slope < 0:
+        raise _BrokenError("drift from the reference is paid for, not priced: the sign of the KL")
+
+
+def _temperature(c: _Contract) -> None:
+    """A policy at temperature 2 is the policy with halved logits."""
+    if "policy" not in c.needs.trains:
+        raise _SkipError("no policy is trained")
+    outcomes = []
+    for temperature in (2.0, 1.0):
+        models = c.models(temperature=temperature)
+        if temperature == 1.0:
+            with torch.no_grad():
+                for policy in (models.policy, models.reference):
+                    if policy is not None:
+                        policy.model.lm_head.weight /= 2
+        outcomes.append(c.step(c.algorithm, c.batch(models), models))
+    for name, value in outcomes[0].metrics.items():
+        other = outcomes[1].metrics[name]
+        if name.startswith("loss/") and abs(value - other) > 1e-4 * max(abs(value), 1.0):
+            raise _BrokenError(
+                f"{name} is {value:.6g} at temperature 2 and {other:.6g} with halved logits: the "
+                "log-probs are not the policy's at its temperature"
+            )
+    # The head comes last and its gradient doubles; what is before it is the same.
+    ends = -models.policy.model.lm_head.weight.numel()
+    gap = _gap(*(o.gradients["policy"][:ends] for o in outcomes))
+    if gap > TOLERANCE:
+        raise _BrokenError(f"the gradient differs by {gap:.2g} between the two")
+
+
+def _bandit_learnt(c: _Contract) -> str:
+    return _bandit(c, 1.0)
+
+
+def _bandit_unlearnt(c: _Contract) -> str:
+    return _bandit(c, -1.0)
+
+
+def _bandit(c: _Contract, sign: float) -> str:
+    model = bandit_run(c.algorithm, sign=sign)
+    if isinstance(model, BanditRewardModel):
+        better, worse = (1, 0) if sign > 0 else (0, 1)
+        lead = float(model.strengths.detach()[better] - model.strengths.detach()[worse])
+        if not lead > 0.1:
+            raise _BrokenError(f"after 20 steps the preferred token leads by {lead:.3f}, not > 0.1")
+        return f"the preferred token leads by {lead:.2f}"
+    chance = model.probability
+    if not (chance > 0.6 if sign > 0 else chance < 0.4):
+        wanted = "above 0.6" if sign > 0 else "below 0.4"
+        raise _BrokenError(f"π(1) is {chance:.3f} after 20 steps, not {wanted}")
+    return f"π(1) = {chance:.2f} after 20 steps"
+
+
+def bandit_run(
+    algorithm: Algorithm,
+    *,
+    sign: float = 1.0,
+    steps: int = 20,
+    groups: int = 4,
+    lr: float = 0.05,
+    optimizer: str = "Adam",
+    seed: int = 0,
+) -> Any:
+    """Twenty steps on two tokens, from π = (½, ½); the trained policy (or reward model).
+
+    Token 1 is rewarded with `sign`, and token 0 with 0. By what the algorithm needs: completions of
+    the policy (groups of 8); pairs with the rewarded token chosen; the rewarded token as example;
+    both tokens, labelled. Adam by default, since its steps do not depend on a loss's scale, which
+    differs by design (a preference loss has β in its slope).
+    """
+    contract = _Contract(algorithm)
+    models = _bandit_models(contract)
+    needs = algorithm.needs
+    trained = {role: getattr(models, role) for role in needs.trains}
+    kind = getattr(torch.optim, optimizer)
+    trainables = {
+        role: Trainable(module, kind(module.parameters(), lr=lr), lr)
+        for role, module in trained.items()
+    }
+    models.state = algorithm.initial_state()
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(seed * 1000 + step)
+        batch = _bandit_data(needs, models, sign, groups, generator)
+        if needs.data is DataKind.prompts:
+            kept = algorithm.keep(batch)
+            if not bool(kept.any()):
+                continue
+            batch = batch.select_groups(kept)
+        _take_step(algorithm, batch, models, trainables, generator)
+    return next(iter(trained.values()))
+
+
+def _bandit_models(c: _Contract, logits: Sequence[float] = (0.0, 0.0)) -> Models:
+    models = Models(policy=BanditPolicy(logits))
+    if c.needs.reference:
+        models.reference = _frozen(BanditPolicy(logits))
+    if c.needs.critic:
+        models.critic = BanditCritic()
+    if "reward_model" in c.needs.trains:
+        models.reward_model = BanditRewardModel()
+    models.state = c.algorithm.initial_state()
+    return models
+
+
+def _bandit_data(
+    needs: Needs, models: Models, sign: float, groups: int, generator: torch.Generator
+) -> Batch:
+    better = 1 if sign > 0 else 0
+    if needs.data is DataKind.prompts:
+        size = max(8, needs.min_group_size)
+        rows = groups * size
+        chance = models.policy.probability
+        drawn = (torch.rand(rows, generator=generator) < chance).long()
+        batch = bandit_batch(drawn.tolist(), size)
+        return batch.replace(
+            rewards=sign * drawn.float(),
+            scored=torch.ones(rows, dtype=torch.bool),
+            sampling_logprobs=models.policy_logprobs(batch),
+        )
+    if needs.data is DataKind.labelled:
+        batch = bandit_batch([0, 1] * groups, 1)
+        good = batch.input_ids[:, 1] == better
+        return batch.replace(rewards=good.float(), scored=torch.ones_like(good))
+    if needs.data is DataKind.pairs:
+        batch = bandit_batch([better, 1 - better] * groups, 2)
+    else:
+        batch = bandit_batch([better] * groups, 1)
+    return with_logprobs(batch, needs, models)
+
+
+def _take_step(
+    algorithm: Algorithm,
+    batch: Batch,
+    models: Models,
+    trainables: dict[str, Trainable],
+    generator: torch.Generator,
+) -> None:
+    pool = Pool()
+    prepared = algorithm.prepare(batch, models)
+    for _ in range(algorithm.epochs):
+        for minibatch in prepared.minibatches(algorithm.minibatches, generator):
+            update(
+                minibatch,
+                algorithm,
+                models,
+                trainables,
+                max_completion_length=MAX_COMPLETION,
+                micro_batch_tokens=1 << 20,
+                max_grad_norm=None,
+                pool=pool,
+            )
+    models.state = algorithm.next_state(models.state, pool.means())
+
+
+def _train(algorithm: Algorithm, batches: Sequence[Batch], models: Models) -> None:
+    """A step on each batch with AdamW, the models changed in place."""
+    trainables = {}
+    for role in algorithm.needs.trains:
+        module = getattr(models, role)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        trainables[role] = Trainable(module, torch.optim.AdamW(parameters, lr=1e-2), 1e-2)
+    for step, batch in enumerate(batches):
+        generator = torch.Generator().manual_seed(step)
+        _take_step(algorithm, batch, models, trainables, generator)
+
+
+def _same_seed_same_run(c: _Contract) -> None:
+    ends = []
+    for seed in (1, 2):  # of the global generator, which training may neither read nor move
+        with _seeded(seed):
+            before = torch.random.get_rng_state()
+            models = c.ready(m := c.models())
+            batches = [c.batch(m, seed=step) for step in (0, 1)]
+            torch.random.set_rng_state(before)
+            _train(c.algorithm, batches, models)
+            if not torch.equal(before, torch.random.get_rng_state()):
+                raise _BrokenError(
+                    "training draws from the global random generator; use zoo.seeds"
+                )
+        ends.append([getattr(models, role).state_dict() for role in c.needs.trains])
+    for one, other in zip(*ends, strict=True):
+        for name, value in one.items():
+            if not torch.equal(value, other[name]):
+                raise _BrokenError(f"two runs with one seed end with different {name}")
+
+
+def _state_is_pure(c: _Contract) -> None:
+    first, again = c.algorithm.initial_state(), c.algorithm.initial_state()
+    if first != again or first is again and first:
+        raise _BrokenError("initial_state gives another or the same object the second time")
+    try:
+        restored = json.loads(json.dumps(first))
+    except TypeError as error:
+        raise _BrokenError(f"the state cannot be checkpointed: {error}") from error
+    if restored != first:
+        raise _BrokenError("the state does not survive a checkpoint: use floats by name")
+    models = c.models()
+    metrics = c.step(c.algorithm, c.batch(models), models).metrics
+    kept = (dict(first), dict(metrics))
+    one, two = (c.algorithm.next_state(first, metrics) for _ in range(2))
+    if (first, metrics) != kept:
+        raise _BrokenError("next_state changes its arguments")
+    if one != two:
+        raise _BrokenError("next_state gives different answers to the same arguments")
+    if set(one) != set(first):
+        raise _BrokenError(f"next_state changes the names {sorted(first)} to {sorted(one)}")
+
+
+CLAUSES: dict[str, Callable[[_Contract], str | None]] = {
+    "needs are stated": _states_needs,
+    "trains what it says": _trains_what_it_says,
+    "reference untouched": _leaves_reference,
+    "reads declared models": _reads_declared_models,
+    "each module called once": _calls_modules_once,
+    "prepare is pure": _prepare_is_pure,
+    "finite: one-token rows": _finite(completion_lengths=(1,), truncated="none"),
+    "finite: dead groups": _finite(rewards="dead"),
+    "finite: all truncated": _finite(truncated="all"),
+    "finite: abstained": _finite_abstained,
+    "micro-batches": _micro_batches,
+    "right padding": _right_padding,
+    "neighbours' lengths": _neighbours,
+    "order of groups": _group_order,
+    "order of rows": _row_order,
+    "groups do not mix": _groups_do_not_mix,
+    "rewards shifted": _rewards_shifted,
+    "garbage under masks": _garbage,
+    "start identities": _start_identities,
+    "EOS is trained": _eos_trained,
+    "only trained tokens": _only_trained_tokens,
+    "values precede tokens": _values_precede,
+    "old policy frozen": _old_policy_frozen,
+    "drift is priced": _drift_priced,
+    "temperature": _temperature,
+    "bandit learnt": _bandit_learnt,
+    "bandit unlearnt": _bandit_unlearnt,
+    "same seed, same run": _same_seed_same_run,
+    "state is pure": _state_is_pure,
+}
+TWO_PROCESSES = "one or two processes"
+
+
+# two processes -----------------------------------------------------------------------------------
+
+
+def _two_processes(algorithms: Sequence[Algorithm]) -> list[Clause]:
+    """The gradients of one step, alone and with the groups dealt to two processes over gloo."""
+    name = TWO_PROCESSES
+    try:
+        job = pickle.dumps(list(algorithms))
+    except Exception as error:
+        reason = f"it cannot be sent to another process: {error}"
+        return [Clause(name, True, reason, skipped=True) for _ in algorithms]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.pkl").write_bytes(job)
+        failure = _run_pair(Path(folder))
+        if failure:
+            return [Clause(name, False, failure) for _ in algorithms]
+        shared: list[Any] = torch.load(Path(folder) / "result.pt", weights_only=False)
+    return [
+        _clause(name, lambda c, found=found: _compare_processes(c, found), _Contract(algorithm))
+        for algorithm, found in zip(algorithms, shared, strict=True)
+    ]
+
+
+def _compare_processes(c: _Contract, found: Outcome | str) -> None:
+    if isinstance(found, str):
+        raise _BrokenError(f"in two processes: {found}")
+    models = c.models()
+    _same(c.step(c.algorithm, c.batch(models), models, moved=True), found, "one and two processes")
+
+
+def _run_pair(folder: Path) -> str:
+    """Starts two ranks; what went wrong, or nothing."""
+    import os
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["GLOO_SOCKET_IFNAME"] = environment.get("GLOO_SOCKET_IFNAME", "lo")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(folder), str(rank)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"stderr_{rank}").open("w"),
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        for process in ranks:
+            process.wait(timeout=300)
+    except subprocess.TimeoutExpired:
+        return "two processes did not finish in 300 s"
+    finally:
+        for process in ranks:
+            process.kill()
+    for rank, process in enumerate(ranks):
+        if process.returncode:
+            lines = (folder / f"stderr_{rank}").read_text(encoding="utf-8").strip().splitlines()
+            return f"rank {rank} failed: {lines[-1] if lines else process.returncode}"
+    return ""
+
+
+_RANK = "import sys; from zoo.testing import _rank; _rank(sys.argv[1], int(sys.argv[2]))"
+
+
+def _rank(folder: str, rank: int) -> None:
+    """One of two processes: its half of the groups of each algorithm's batch."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    store = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    algorithms: list[Algorithm] = pickle.loads((Path(folder) / "job.pkl").read_bytes())
+    found: list[Outcome | str] = []
+    for algorithm in algorithms:
+        contract = _Contract(algorithm)
+        models = contract.models()
+        batch = contract.batch(models)
+        half = torch.arange(batch.n_groups).tensor_split(2)[rank]
+        ready = contract.ready(models)
+        try:
+            prepared = algorithm.prepare(batch.select_groups(half).trim(), ready)
+            later = moved_models(ready, contract.needs)
+            for role in contract.needs.trains:
+                module = DistributedDataParallel(getattr(later, role), broadcast_buffers=False)
+                setattr(later, role, module)
+            # A module's gradients are complete after the backward of the step's last micro-batch.
+            found.append(one_step(algorithm, prepared, later, 60))
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    if rank == 0:
+        torch.save(found, Path(folder) / "result.pt")
+    dist.destroy_process_group()
