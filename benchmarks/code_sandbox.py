@@ -139,15 +139,20 @@ def plain_assertions_hold(code: str, asserts: str, timeout: float) -> bool:
 # ------------------------------------------------------------------ measurements
 
 
-def measure_problems(problems: list[dict[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """Scores of references and mutants, with every disagreement with the oracle."""
-    jobs = [functools.partial(p["score"], p["code"], timeout=10.0) for p in problems]
+def measure_problems(problems: list[dict[str, Any]], every: int, seed: int = 0) -> dict[str, Any]:
+    """Scores of all references, and of the mutants of every n-th beside the oracle's verdicts."""
+    jobs = [functools.partial(p["score"], p["code"], timeout=60.0) for p in problems]
     started = time.perf_counter()
     references = run_many(jobs)
     seconds = time.perf_counter() - started
     figures: dict[str, Any] = {
         "references": len(problems),
         "passed": sum(v.score == 1.0 for v in references),
+        "failed": [
+            f"{p['name']}: {v.reason} {v.detail}"
+            for p, v in zip(problems, references, strict=True)
+            if v.score != 1.0
+        ],
         "cheatable": sum(v.cheatable > 0 for v in references),
         "per second": len(problems) / seconds,
         "mutants": {},
@@ -159,7 +164,7 @@ def measure_problems(problems: list[dict[str, Any]], seed: int = 0) -> dict[str,
     }
     for kind, make in makers.items():
         draw = random.Random(seed)
-        mutants = [(p, code) for p in problems if (code := make(p, draw)) is not None]
+        mutants = [(p, code) for p in problems[::every] if (code := make(p, draw)) is not None]
         jobs = [functools.partial(p["score"], code, timeout=2.0) for p, code in mutants]
         verdicts = run_many(jobs)
         oracle = [
@@ -287,16 +292,17 @@ def page(shared: Path, every: int, command: str) -> str:
 
     lines += ["## Reference solutions and mutants", ""]
     lines += ["| data | references | scored 1 | with a cheatable test |", "|---|---|---|---|"]
-    table = []
+    table, failed = [], []
     for name, problems in (("MBPP", mbpp(shared)), ("HumanEval", human_eval(shared))):
-        figures = measure_problems(problems[::every])
+        figures = measure_problems(problems, every)
         row = f"| {name} | {figures['references']} | {figures['passed']} | {figures['cheatable']} |"
         lines.append(row)
+        failed += [f"- {name}, {fault}" for fault in figures["failed"]]
         for kind, f in figures["mutants"].items():
             table.append(f"| {name} | {kind} | " + " | ".join(str(v) for v in f.values()) + " |")
     lines += ["", "| data | mutation | made | seen by the tests | of these scored 0 | not seen |"]
     lines[-1] += " of these scored 1 |"
-    lines += ["|---|---|---|---|---|---|---|", *table, ""]
+    lines += ["|---|---|---|---|---|---|---|", *table, "", *failed]
     lines += [
         "Seen by the tests: the plain assertions, run beside the mutant, fail or take 2 s.",
         "",
@@ -314,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the code reward and write its page.")
     shared = os.environ.get("ZOO_SHARED", str(REPOSITORY.parent / "shared"))
     parser.add_argument("--shared", type=Path, default=Path(shared))
-    parser.add_argument("--every", type=int, default=1, help="take every n-th problem")
+    parser.add_argument("--every", type=int, default=1, help="mutate every n-th problem")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "results/code/code.md")
     options = parser.parse_args()
     if not options.shared.is_dir():

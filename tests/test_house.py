@@ -58,4 +58,6 @@ def test_no_algorithm_subclasses_another() -> None:
         importlib.import_module(f"zoo.algorithms.{path.stem}")
     for kind in Algorithm.__subclasses__():
         if kind.__module__.startswith("zoo."):
-            assert not kind.__subclasses__(), kind
+            # Tests do derive from them, to make one deliberate mistake each.
+            heirs = [k for k in kind.__subclasses__() if k.__module__.startswith("zoo.")]
+            assert not heirs, kind

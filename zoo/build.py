@@ -44,7 +44,7 @@ from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
 from zoo.train.optimizer import make_optimizer
 from zoo.train.update import Trainable
-from zoo.types import PreferencePair, Prompt, Reward
+from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
 Task = Callable[[str, int | None], Any]  # a progress context that yields advance(n)
 
@@ -85,7 +85,7 @@ def check(config: RunConfig) -> None:
     reward = _reward(config)
     kind = str(needs.data)
     if kind not in offers:
-        sampled = needs.data is DataKind.pairs and "prompts" in offers
+        sampled = needs.data in (DataKind.pairs, DataKind.labelled) and "prompts" in offers
         if not sampled:
             raise ConfigError(
                 f"algorithm={name} reads {kind}, but data {data_name} offers only "
@@ -94,9 +94,9 @@ def check(config: RunConfig) -> None:
             )
         if reward is None:
             raise ConfigError(
-                f"algorithm={name} reads pairs and data {data_name} offers prompts without a "
+                f"algorithm={name} reads {kind} and data {data_name} offers prompts without a "
                 "verifier, so nothing could say which sample is better. Set reward=…, or use "
-                "data that offers pairs."
+                f"data that offers {kind}."
             )
     if needs.data is DataKind.prompts and reward is None:
         raise ConfigError(
@@ -314,7 +314,7 @@ def _critic(config: RunConfig, start: Any) -> Critic:
 def _groups(
     config: RunConfig, start: Start, start_hash: str, task: Task
 ) -> tuple[list[Group], PairSet | None]:
-    """The groups of an offline run: from the data, or pairs sampled from the start."""
+    """The groups of an offline run: from the data, or sampled from the start."""
     data, tokenizer, stops = config.data, start.tokenizer, start.stops
     kind = config.algorithm.needs.data
     if kind is DataKind.examples:
@@ -326,14 +326,16 @@ def _groups(
             Group(prompt, (tuple(ids),), (text,))
             for prompt, ids, text in zip(prompts, encoded, texts, strict=True)
         ], None
+    if kind is DataKind.labelled and "labelled" in data.offers:
+        return _labelled_groups(tokenizer, data.labelled(), stops), None
     if kind is DataKind.labelled:
-        rows = data.labelled()
-        prompts = tokenize_prompts(tokenizer, [r.prompt for r in rows])
-        encoded = encode_completions(tokenizer, prompts, [r.completion for r in rows], stops)
-        return [
-            Group(prompt, (tuple(ids),), (row.completion,), labels=(float(row.desirable),))
-            for prompt, ids, row in zip(prompts, encoded, rows, strict=True)
-        ], None
+        made = _sampled_pairs(config, start, start_hash, task)
+        if not made.labelled:
+            raise ConfigError(
+                f"none of the {made.completions} sampled completions was scored, so none can be "
+                "labelled. Use a reward that does not abstain on all of them."
+            )
+        return _labelled_groups(tokenizer, made.labelled, stops), made
     if "pairs" in data.offers:
         return _pair_groups(tokenizer, data.pairs(), stops), None
     made = _sampled_pairs(config, start, start_hash, task)
@@ -344,6 +346,20 @@ def _groups(
             "with finer steps, or a larger rollout.group_size."
         )
     return _pair_groups(tokenizer, made.pairs, stops), made
+
+
+def _labelled_groups(tokenizer: Any, rows: list[LabelledCompletion], stops: Any) -> list[Group]:
+    prompts = tokenize_prompts(tokenizer, [r.prompt for r in rows])
+    given = [r.completion_ids for r in rows]
+    missing = [i for i, ids in enumerate(given) if ids is None]
+    texts = [rows[i].completion for i in missing]
+    encoded = encode_completions(tokenizer, [prompts[i] for i in missing], texts, stops)
+    for i, ids in zip(missing, encoded, strict=True):
+        given[i] = tuple(ids)
+    return [
+        Group(prompt, (tuple(ids or ()),), (row.completion,), labels=(float(row.desirable),))
+        for prompt, ids, row in zip(prompts, given, rows, strict=True)
+    ]
 
 
 def _pair_groups(tokenizer: Any, pairs: list[PreferencePair], stops: Any) -> list[Group]:
@@ -367,7 +383,7 @@ def _pair_groups(tokenizer: Any, pairs: list[PreferencePair], stops: Any) -> lis
 
 
 def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task) -> PairSet:
-    """The start's own samples, paired by the reward, under the budget of an on-policy run."""
+    """The start's own samples, paired or labelled, under the budget of an on-policy run."""
     data, rollout, engine = config.data, config.rollout, start.engine
     reward: Reward = _reward(config)
     sampling = Sampling(rollout.temperature, start.limit, start.stops)
@@ -376,7 +392,8 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
     if budget is None:
         budget = max(config.train.steps, 1) * config.train.groups * rollout.group_size
     gold = None
-    if getattr(data, "pair_with_gold", False):
+    labels = config.algorithm.needs.data is DataKind.labelled
+    if getattr(data, "pair_with_gold", False) and not labels:
         gold = _gold(start.tokenizer, data, start.stops)
     described = resolved(config)
     key = {
@@ -391,9 +408,13 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
         "seed": config.seed,
         "gold": gold is not None,
     }
+    if labels:
+        key["labels"] = True
 
     def make() -> PairSet:
-        with task("sampling pairs from the start", budget // rollout.group_size) as advance:
+        with task(
+            f"sampling {config.algorithm.needs.data} from the start", budget // rollout.group_size
+        ) as advance:
             seen = 0
 
             def progress(done: int, total: int) -> None:
@@ -411,6 +432,7 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
                 sampling=sampling,
                 seed=config.seed,
                 gold=gold,
+                labels=labels,
                 progress=progress,
             )
 

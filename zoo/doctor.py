@@ -378,5 +378,3 @@ def _installation_table(findings: Sequence[Finding]) -> Table:
         mark = Text(finding.mark.value, style=STYLES[finding.mark])
         table.add_row(finding.what, mark, Text(finding.detail))
     return table
-
-

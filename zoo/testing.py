@@ -1266,9 +1266,7 @@ def _same_seed_same_run(c: _Contract) -> None:
             torch.random.set_rng_state(before)
             _train(c.algorithm, batches, models)
             if not torch.equal(before, torch.random.get_rng_state()):
-                raise _BrokenError(
-                    "training draws from the global random generator; use zoo.seeds"
-                )
+                raise _BrokenError("training draws from the global random generator; use zoo.seeds")
         ends.append([getattr(models, role).state_dict() for role in c.needs.trains])
     for one, other in zip(*ends, strict=True):
         for name, value in one.items():
@@ -1278,7 +1276,7 @@ def _same_seed_same_run(c: _Contract) -> None:
 
 def _state_is_pure(c: _Contract) -> None:
     first, again = c.algorithm.initial_state(), c.algorithm.initial_state()
-    if first != again or first is again and first:
+    if first != again or (first is again and first):
         raise _BrokenError("initial_state gives another or the same object the second time")
     try:
         restored = json.loads(json.dumps(first))

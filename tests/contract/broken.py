@@ -390,9 +390,7 @@ class FirstRowIsBaseline(GRPO):
     def prepare(self, batch: Batch, models: Models) -> Batch:
         assert batch.rewards is not None
         grouped = rearrange(batch.rewards, "(n g) -> n g", g=batch.group_size)
-        return batch.replace(
-            advantages=over_tokens((grouped - grouped[:, :1]).reshape(-1), batch)
-        )
+        return batch.replace(advantages=over_tokens((grouped - grouped[:, :1]).reshape(-1), batch))
 
 
 @breaks("state is pure")

@@ -1,4 +1,4 @@
-"""Tiny models and batches for the tests of the core; nothing is loaded, all is from a description."""
+"""Tiny models and batches for the tests of the core, all made from a description."""
 
 from __future__ import annotations
 

@@ -477,3 +477,62 @@ def test_where_the_answer_was_read():
     assert extract("The answer is 1").source == "phrase"
     assert extract("1").source == "whole"
     assert extract("Nothing was said about that") is None
+
+
+# ---------------------------------------------------------------- spellings
+
+
+def test_layout_and_decoration_do_not_count():
+    accepted(
+        "25", "\\textcolor{red}{25}", "\\color{blue}25", "25 \\tag{1}", "\\phantom{2}25",
+        "\\underline{25}", "\\displaystyle 25", "\\large 25", "25\\hspace{1cm}", "\\(25\\)",
+        "\\[25\\]", "{25}", "+25", "25^{\\text{th}}", "25th", "25^o", "US$25", "Rs. 25", "２５", "𝟐𝟓",
+    )  # fmt: skip
+
+
+def test_words_that_change_a_number_are_no_unit():
+    refused(
+        "25",
+        "25 or more",
+        "25 less than x",
+        "25 squared",
+        "25 thirds",
+        "25 below zero",
+        "at least 25",
+    )
+    refused("25", "25 out of 26", "25 hours and 30 minutes", "25 if x > 0")
+
+
+def test_set_builders_and_systems():
+    accepted(
+        "(3,\\infty)", "\\{x \\mid x > 3\\}", "\\{x : x > 3\\}", "\\{x \\in \\mathbb{R} | x > 3\\}"
+    )
+    refused("(3,\\infty)", "\\{x \\mid x \\ge 3\\}")
+    accepted("(1,2)", "\\begin{cases} x=1 \\\\ y=2 \\end{cases}")
+    refused("(1,2)", "\\begin{cases} x=2 \\\\ y=1 \\end{cases}")
+    accepted("(1,2),(3,4)", "x=1, y=2 \\text{ or } x=3, y=4")
+    accepted("2k\\pi", "x = 2k\\pi, k \\in \\mathbb{Z}")
+
+
+def test_decimals_of_a_value_without_end_need_fifteen_digits():
+    accepted("\\frac{2}{3}", "0.666666666666667", "0.66666666666666666666")
+    refused("\\frac{2}{3}", "0.66666666666667", "0.667", "0.666666666666668")
+    # What has an end must be written to its end.
+    refused("\\frac{1}{10}", "0.10000000000000001")
+
+
+def test_talk_around_the_answer():
+    for completion in (
+        "The answer is $2x + 1$, as shown.",
+        "The answer to this problem is $2x+1$.",
+        "The ANSWER IS 2x+1",
+        "The answer is:\n$$2x+1$$",
+        "Answer:\n\n**2x+1**",
+    ):
+        assert verify(completion, "2x+1").score == RIGHT, completion
+    assert verify("The answer is 5\nBut wait, the answer is 6", "5").score == WRONG
+
+
+def test_a_name_without_its_subscript_is_read():
+    # Found by fuzzing: the side of a relation ended in an underscore.
+    assert boxed("x_=3", "4") == WRONG

@@ -29,11 +29,13 @@ CASES = [
     ("\\boxed{\\frac{\\partial}{\\partial x} x^2}", "2x"),
     ("\\boxed{9^{9^{9^9}}}", "5"),
 ]
+# A machine at work may be slow; the deadline has tests of its own.
+PATIENT = 30.0
 TOWER = "9^{9^{9^{9}}}"
 
 
 def verdicts() -> list[tuple[float, str]]:
-    return [(verdict.score, verdict.reason.value) for verdict in (verify(*case) for case in CASES)]
+    return [(verdict.score, verdict.reason.value) for verdict in (verify(*case, deadline_seconds=PATIENT) for case in CASES)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,7 +50,7 @@ def here() -> list[tuple[float, str]]:
 
 
 def test_the_cases_include_a_second_opinion(here):
-    asked = [verify(*case).second_opinion for case in CASES]
+    asked = [verify(*case, deadline_seconds=PATIENT).second_opinion for case in CASES]
     assert asked.count(True) == 1
     assert [score for score, _ in here] == [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0]
 
@@ -160,7 +162,7 @@ UNGUARDED = textwrap.dedent(
     import json, os, sys
     from zoo.rewards.math import verify
     from zoo.rewards.pool import _pool
-    verdict = verify("\\\\boxed{\\\\frac{\\\\partial}{\\\\partial x} x^2}", "2x")
+    verdict = verify("\\\\boxed{\\\\frac{\\\\partial}{\\\\partial x} x^2}", "2x", deadline_seconds=30)
     pids = [worker.process.pid for worker in _pool.all]
     print(json.dumps([verdict.score, pids, "torch" in sys.modules]), flush=True)
 

@@ -99,7 +99,9 @@ def spelled(gold: str) -> str:
     """A gold without what may differ between two that are equal, by plain replacement."""
     for mark in ("{", "}", " ", "\\left", "\\right", "^\\circ", ",\\!", "x=", "\\$"):
         gold = gold.replace(mark, "")
-    return gold.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    gold = gold.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    # A list without brackets has no order.
+    return gold if "(" in gold else ",".join(sorted(gold.split(",")))
 
 
 def test_no_two_golds_of_math_500_are_confused(shared):
@@ -107,7 +109,7 @@ def test_no_two_golds_of_math_500_are_confused(shared):
     formulas = [gold for gold in golds if not gold.lstrip("-").isdigit()]
     confused = [
         (first, second)
-        for first in formulas[::2]
+        for first in formulas[::6]
         for second in golds
         if verify(f"\\boxed{{{second}}}", first).score != float(spelled(first) == spelled(second))
     ]

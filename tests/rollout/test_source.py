@@ -36,7 +36,7 @@ class Scripted:
                     (100 + p[0], i, 2)[: 2 + i % 2],
                     (-0.5,) * (2 + i % 2),
                     i % 2 == 0,
-                )  # noqa: E501
+                )
                 for i in range(n)
             ]
             for p in prompts

@@ -592,7 +592,7 @@ def test_a_gradient_that_is_not_finite_is_refused_too() -> None:
     done, _ = step(rows([2, 3], TWO), SFT(), Models(policy=policy),
                    {"policy": Trainable(policy, optimizer, 1.0)})  # fmt: skip
     assert not done.applied and done.reason.startswith("the gradient norm of the policy is")
-    assert float(policy.weight) == 0.0
+    assert policy.weight.item() == 0.0
 
 
 # --- dead batches, clipping, counts ---------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from zoo.algorithms.base import Algorithm
 from zoo.batch import Batch
-from zoo.functional import Surrogate, dead_groups, k1, masked_sum
+from zoo.functional import Surrogate, dead_groups, k1, masked_sum, sequence_logprobs
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
@@ -44,15 +45,13 @@ def in_dead_group(batch: Batch) -> Tensor:
     return dead.repeat_interleave(batch.group_size)
 
 
-def old_logprobs(
-    algorithm: Algorithm, batch: Batch, models: Models, always: bool = False
-) -> Tensor | None:
+def old_logprobs(algorithm: Algorithm, batch: Batch, models: Models) -> Tensor | None:
     """[B, T] log-probs before the first update; None when one update makes them the current ones.
 
     With a single update the surrogate's detached current log-probs are the old ones: the same
     gradient, one forward saved.
     """
-    if algorithm.updates_per_step == 1 and not always:
+    if algorithm.updates_per_step == 1:
         return None
     return models.policy_logprobs(batch)
 
@@ -77,3 +76,50 @@ def surrogate_metrics(
         gap = (out.logprobs.detach() - batch.sampling_logprobs).abs()
         metrics["mismatch/sampler"] = (masked_sum(gap, mask), tokens)
     return metrics
+
+
+def pair_logprobs(logprobs: Tensor, batch: Batch, average: bool) -> tuple[Tensor, Tensor]:
+    """[B, T] → chosen [N], rejected [N]: the log-prob of each completion, or its mean a token."""
+    rows = sequence_logprobs(logprobs, batch.completion_mask, average=average)
+    chosen, rejected = rearrange(rows, "(n two) -> two n", two=2)
+    return chosen, rejected
+
+
+def preference_metrics(
+    margin: Tensor, chosen: Tensor, rejected: Tensor, out: PolicyOutput, batch: Batch
+) -> dict[str, tuple[Tensor, Tensor | float]]:
+    """(sum, count) of the margin that a loss widens, of who is ahead, and of both log-probs."""
+    margin, pairs, mask = margin.detach(), batch.n_groups, batch.completion_mask
+    return {
+        "margin": (margin.sum(), pairs),
+        "preference_accuracy": ((margin > 0).float().sum(), pairs),
+        "logprob/chosen": (chosen.detach().sum(), pairs),
+        "logprob/rejected": (rejected.detach().sum(), pairs),
+        "entropy": (masked_sum(out.entropy, mask), mask.sum()),
+    }
+
+
+def best_and_worst(batch: Batch) -> Tensor:
+    """[N, 2] rows of largest and of smallest reward in each group, among the scored ones.
+
+    Equal rewards are told apart by content, so the order of the rows does not matter. A group
+    without a scored row gives two rows of no meaning: see `in_dead_group`.
+    """
+    assert batch.rewards is not None
+    scored = torch.ones_like(batch.truncated) if batch.scored is None else batch.scored
+    shape = (batch.n_groups, batch.group_size)
+    by_content = batch.row_keys.view(shape).argsort(1)  # [N, G]
+    start = torch.arange(batch.n_groups, device=batch.device)[:, None] * batch.group_size
+    rows = by_content + start
+    high = torch.where(scored, batch.rewards, -torch.inf)[rows].argmax(1, keepdim=True)
+    low = torch.where(scored, batch.rewards, torch.inf)[rows].argmin(1, keepdim=True)
+    return rows.gather(1, torch.cat([high, low], 1))
+
+
+def check_positive(**settings: float) -> None:
+    """Refuse a coefficient that must be above 0."""
+    for name, value in settings.items():
+        if not value > 0:
+            raise ValueError(
+                f"algorithm.{name} must be above 0, got {value}. Leave it out for the default."
+            )

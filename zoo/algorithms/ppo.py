@@ -95,12 +95,14 @@ class PPO(Algorithm):
         # the losses.
         mask = mask & batch.scored[:, None]
         batch = batch.replace(completion_mask=mask)
-        old = old_logprobs(self, batch, models, always=self.kl_coef > 0)
+        old = old_logprobs(self, batch, models)
         kl = torch.zeros_like(batch.input_ids, dtype=torch.float32)
         if self.kl_coef > 0:
-            assert old is not None
             reference = models.reference_logprobs(batch)
-            kl = kl_penalty(old, reference, mask, self.kl_estimator)
+            # Before the only update the sampler's log-probs are the policy's: one forward saved.
+            now = old if old is not None else batch.sampling_logprobs
+            now = now if now is not None else models.policy_logprobs(batch)
+            kl = kl_penalty(now, reference, mask, self.kl_estimator)
             batch = batch.replace(ref_logprobs=reference)
         token_rewards = kl_token_rewards(rewards, kl, mask, self.kl_coef)
         values, final = models.critic_values(batch)
@@ -118,7 +120,7 @@ class PPO(Algorithm):
         if self.whiten_advantages:
             advantages = whiten(advantages, mask, total=pooled(moments(advantages, mask)))
         return batch.replace(
-            old_logprobs=old if self.updates_per_step > 1 else None,
+            old_logprobs=old,
             values=values,
             advantages=advantages,
             returns=returns,

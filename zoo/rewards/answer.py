@@ -35,6 +35,7 @@ class Scalar:
     bare: Node | None = None
     unit: str = ""
     decimals: int = 0
+    places: int = 0
     product: Node | None = None
 
 
@@ -414,7 +415,7 @@ def _label(tokens: list[Token]) -> str:
         return spelled
     if first[0] in ("sym", "const") and first[1] not in ("pi",):
         rest = _after_name(tokens, 1)
-        if rest == len(tokens):
+        if rest >= len(tokens):
             return spelled
         tail = tokens[rest:]
         if tail[0] == ("op", ":") or tail[0] == ("rel", ":"):
@@ -611,7 +612,7 @@ def _scalar(tokens: list[Token]) -> Answer:
     if not tail:
         raise ParseError("a percent sign alone")
     bare = parse_formula(tail)
-    decimals = 0
+    decimals = places = 0
     literal = tail[1:] if tail[0][1] in ("-", "+") else tail
     if (
         len(literal) == 1
@@ -620,6 +621,7 @@ def _scalar(tokens: list[Token]) -> Answer:
         and "e" not in literal[0][1].lower()
     ):
         decimals = len(literal[0][1].replace(".", "").lstrip("0"))
+        places = len(literal[0][1].partition(".")[2])
     node = bare if scale == 1 else ("*", bare, ("q", Fraction(scale)))
     both = _both_signs(node)
     if both is not None:
@@ -632,7 +634,7 @@ def _scalar(tokens: list[Token]) -> Answer:
             "pm",
         )
     other = parse_formula(product) if product is not None else None
-    return Scalar(node, bare if percent else None, unit, decimals, other)
+    return Scalar(node, bare if percent else None, unit, decimals, places, other)
 
 
 def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | None]:

@@ -184,16 +184,18 @@ def same_scalar(gold: Scalar, answer: Scalar, loose: bool) -> bool:
     if any(same_value(one, other) for one, other in pairs):
         return True
     if max(gold.decimals, answer.decimals) >= ENOUGH_DIGITS:
-        return any(_rounds_to(one, gold.decimals, other, answer.decimals) for one, other in pairs)
+        return any(_rounds_to(gold, one, answer, other) for one, other in pairs)
     return False
 
 
-def _rounds_to(gold: Node, gold_digits: int, answer: Node, answer_digits: int) -> bool:
-    """Whether one side is the other's decimal expansion to at least `ENOUGH_DIGITS` digits."""
-    decimal, value, digits = (
-        (answer, gold, answer_digits) if answer_digits else (gold, answer, gold_digits)
-    )
-    if digits < ENOUGH_DIGITS or (gold_digits and answer_digits) or has_symbols(value):
+def _rounds_to(gold: Scalar, gold_node: Node, answer: Scalar, answer_node: Node) -> bool:
+    """Whether one side is the other's decimal expansion, cut or rounded, to enough digits."""
+    if gold.decimals and answer.decimals:
+        return False
+    literal, decimal, value = answer, answer_node, gold_node
+    if gold.decimals:
+        literal, decimal, value = gold, gold_node, answer_node
+    if literal.decimals < ENOUGH_DIGITS or literal.bare is not None or has_symbols(value):
         return False
     try:
         written = exact(decimal)
@@ -206,7 +208,7 @@ def _rounds_to(gold: Node, gold_digits: int, answer: Node, answer_digits: int) -
             written = real_value(decimal)
     except (NotExact, Undefined, OverflowError, ValueError, TypeError):
         return False
-    return abs(true - written) <= abs(written) / 10 ** (digits - 1)
+    return bool(abs(true - written) * 10**literal.places < 1)
 
 
 def _recurs(value: Fraction) -> bool:

@@ -65,7 +65,7 @@ def verify(
     *,
     truncated: bool = False,
     second_opinion: bool = True,
-    deadline_seconds: float = 0.6,
+    deadline_seconds: float = 0.7,
 ) -> Verdict:
     """Judge a completion against a gold answer: exact, deterministic, bounded in time and memory.
 

@@ -1,4 +1,4 @@
-"""Preference pairs from the start's own samples, under the budget that on-policy runs have."""
+"""Pairs and labelled rows from the start's own samples, under the budget of on-policy runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -15,20 +15,21 @@ from filelock import FileLock
 from zoo.rewards.score import score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
-from zoo.types import Completion, PreferencePair, Prompt, Reward
+from zoo.types import Completion, LabelledCompletion, PreferencePair, Prompt, Reward
 
 COSTS = ("completions", "tokens_prompt", "tokens_generated", "seconds")  # of a PairSet
 
 
 @dataclass(frozen=True)
 class PairSet:
-    """Pairs with what they cost; the cost counts in the run whether or not the cache had them."""
+    """Pairs (or labelled rows) with their cost, which counts whether or not the cache had them."""
 
     pairs: list[PreferencePair]
     completions: int
     tokens_prompt: int
     tokens_generated: int
     seconds: float
+    labelled: list[LabelledCompletion] = field(default_factory=list)
 
 
 def pair_up(
@@ -52,6 +53,26 @@ def pair_up(
             chosen_ids=chosen.token_ids,
             rejected_ids=rejected.token_ids,
             margin=best[0] - worst[0],
+        )
+
+
+def label(
+    prompt: Prompt, completions: Sequence[Completion], scores: Sequence[float | None]
+) -> Iterator[LabelledCompletion]:
+    """Every scored completion; desirable where its score is 1 or more, or above its group's mean.
+
+    So a group of wrong answers is all undesirable and a group of right ones all desirable.
+    """
+    scored = [(s, i) for i, s in enumerate(scores) if s is not None and completions[i].token_ids]
+    if not scored:
+        return
+    mean = sum(s for s, _ in scored) / len(scored)
+    for score_, i in scored:
+        yield LabelledCompletion(
+            prompt=prompt,
+            completion=completions[i].text,
+            desirable=score_ >= 1 or score_ > mean,
+            completion_ids=completions[i].token_ids,
         )
 
 
@@ -88,6 +109,7 @@ def sample_pairs(
     sampling: Sampling,
     seed: int,
     gold: dict[str, tuple[tuple[int, ...], str]] | None = None,
+    labels: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PairSet:
     """Sample `completions` completions, `groups` prompts at a time, and pair them by score.
@@ -97,11 +119,13 @@ def sample_pairs(
     Args:
         completions: the budget; a multiple of group_size is used.
         gold: prompt id → (token ids, text) of a gold solution to prefer to own samples.
+        labels: label each completion by itself instead of pairing them.
     """
     order = Order(len(prompts), seed)
     budget = max(1, completions // group_size)  # prompts
     started = time.perf_counter()
     pairs: list[PreferencePair] = []
+    labelled: list[LabelledCompletion] = []
     tokens_prompt = tokens_generated = 0
     step = 0
     while order.position < budget:
@@ -119,7 +143,9 @@ def sample_pairs(
         scores = score(reward, rows, flat).total
         for i, prompt in enumerate(chosen):
             own = slice(i * group_size, (i + 1) * group_size)
-            if gold is not None and prompt.id in gold:
+            if labels:
+                labelled.extend(label(prompt, made[i], scores[own]))
+            elif gold is not None and prompt.id in gold:
                 ids, text = gold[prompt.id]
                 pairs.extend(gold_pair(prompt, ids, text, made[i], scores[own]))
             else:
@@ -133,6 +159,7 @@ def sample_pairs(
         tokens_prompt,
         tokens_generated,
         time.perf_counter() - started,
+        labelled,
     )
 
 
@@ -170,6 +197,17 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
         )
         for pair in made.pairs
     ]
+    lines += [
+        json.dumps(
+            {
+                "prompt_id": row.prompt.id,
+                "completion": row.completion,
+                "completion_ids": row.completion_ids,
+                "desirable": row.desirable,
+            }
+        )
+        for row in made.labelled
+    ]
     body = "\n".join(lines)
     costs = {name: getattr(made, name) for name in COSTS}
     head = {"key": key, **costs, "sha256": _digest(costs, body)}
@@ -201,10 +239,21 @@ def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
                 margin=row["margin"],
             )
             for row in rows
+            if "chosen" in row
+        ]
+        labelled = [
+            LabelledCompletion(
+                prompt=prompts[row["prompt_id"]],
+                completion=row["completion"],
+                desirable=row["desirable"],
+                completion_ids=tuple(row["completion_ids"]),
+            )
+            for row in rows
+            if "desirable" in row
         ]
     except (ValueError, KeyError, TypeError):
         return None
-    return PairSet(pairs, **costs)
+    return PairSet(pairs, **costs, labelled=labelled)
 
 
 def _digest(costs: dict[str, float], body: str) -> str:
