@@ -1074,13 +1074,12 @@ def _drift_priced(c: _Contract) -> None:
     """With rewards that favour neither token, a policy that left its reference goes back."""
     if not (c.on_policy and c.needs.reference):
         raise _SkipError("no price of drift while sampling")
-    size = 4 * math.ceil(group_size_for(c.needs) / 4)
-    pattern, rewards = [0, 1, 1, 0], [1.0, 1.0, 0.0, 0.0]
-    tokens = (pattern * (size // 4) + [1 - t for t in pattern] * (size // 4)) * 2
-    batch = bandit_batch(tokens, size)
+    size = 2 * math.ceil(group_size_for(c.needs) / 2)
+    tokens = torch.arange(4 * size) % 2
+    odd = torch.arange(4 * size) // size % 2 == 1  # groups in which token 0 is the better one
+    batch = bandit_batch(tokens.tolist(), size)
     batch = batch.replace(
-        rewards=torch.tensor(rewards * (len(tokens) // 4)),
-        scored=torch.ones(len(tokens), dtype=torch.bool),
+        rewards=torch.where(odd, 1 - tokens, tokens).float(), scored=torch.ones_like(odd)
     )
     models = _bandit_models(c, logits=(0.0, 1.386294))  # π(1) = 0.8
     models.reference = _frozen(BanditPolicy())

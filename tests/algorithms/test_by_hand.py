@@ -58,7 +58,8 @@ def rows(lengths: Sequence[int], group_size: int, rewards: Sequence[float] = ())
     if not rewards:
         return batch
     return batch.replace(
-        rewards=torch.tensor(list(rewards)), scored=torch.ones(len(rewards), dtype=torch.bool)
+        rewards=torch.tensor(list(rewards), dtype=torch.float32),
+        scored=torch.ones(len(rewards), dtype=torch.bool),
     )
 
 
@@ -79,7 +80,7 @@ def term(algorithm: Algorithm, batch: Batch, policy: Any, reference: Any = None)
 
 
 def value(algorithm: Algorithm, batch: Batch, policy: Any, reference: Any = None) -> float:
-    return float(term(algorithm, batch, policy, reference).loss)
+    return float(term(algorithm, batch, policy, reference).loss.detach())
 
 
 def in_rows(values: Tensor | None, batch: Batch) -> Tensor:

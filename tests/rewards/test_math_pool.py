@@ -35,7 +35,10 @@ TOWER = "9^{9^{9^{9}}}"
 
 
 def verdicts() -> list[tuple[float, str]]:
-    return [(verdict.score, verdict.reason.value) for verdict in (verify(*case, deadline_seconds=PATIENT) for case in CASES)]
+    return [
+        (verdict.score, verdict.reason.value)
+        for verdict in (verify(*case, deadline_seconds=PATIENT) for case in CASES)
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -56,6 +56,12 @@ def old_logprobs(algorithm: Algorithm, batch: Batch, models: Models) -> Tensor |
     return models.policy_logprobs(batch)
 
 
+def start_logprobs(old: Tensor | None, batch: Batch, models: Models) -> Tensor:
+    """[B, T] log-probs of the policy that sampled: `old`, else the sampler's own, else a forward."""
+    known = old if old is not None else batch.sampling_logprobs
+    return known if known is not None else models.policy_logprobs(batch)
+
+
 def surrogate_metrics(
     surrogate: Surrogate, out: PolicyOutput, batch: Batch
 ) -> dict[str, tuple[Tensor, Tensor]]:

@@ -66,7 +66,7 @@ class ReinforcePP(Algorithm):
         mask = batch.completion_mask & batch.scored[:, None]
         batch = batch.replace(completion_mask=mask)
         priced = self.kl_coef > 0 and not self.group_baseline
-        old = common.old_logprobs(self, batch, models, always=priced)
+        old = common.old_logprobs(self, batch, models)
         if self.kl_coef > 0:
             batch = batch.replace(ref_logprobs=models.reference_logprobs(batch))
         if self.group_baseline:
@@ -77,15 +77,16 @@ class ReinforcePP(Algorithm):
         else:
             kl = torch.zeros_like(batch.input_ids, dtype=torch.float32)
             if priced:
-                assert old is not None and batch.ref_logprobs is not None
-                kl = kl_penalty(old, batch.ref_logprobs, mask, KLEstimator.k1)
+                assert batch.ref_logprobs is not None
+                now = common.start_logprobs(old, batch, models)
+                kl = kl_penalty(now, batch.ref_logprobs, mask, KLEstimator.k1)
             token_rewards = kl_token_rewards(batch.rewards, kl, mask, self.kl_coef)
             # Without values and with λ = 1 the advantage is the sum of the rewards to come.
             zeros = torch.zeros_like(token_rewards)
             advantages, _ = gae(token_rewards, zeros, mask, gamma=1.0, gae_lambda=1.0)
         return batch.replace(
             advantages=whiten(advantages, mask, total=pooled(moments(advantages, mask))),
-            old_logprobs=old if self.updates_per_step > 1 else None,
+            old_logprobs=old,
         )
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:

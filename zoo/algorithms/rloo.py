@@ -53,17 +53,17 @@ class RLOO(Algorithm):
     def prepare(self, batch: Batch, models: Models) -> Batch:
         rewards, mask = batch.rewards, batch.completion_mask
         assert rewards is not None
-        old = common.old_logprobs(self, batch, models, always=self.kl_coef > 0)
+        old = common.old_logprobs(self, batch, models)
         if self.kl_coef > 0:
-            assert old is not None
             reference = models.reference_logprobs(batch)
-            kl = kl_penalty(old, reference, mask, KLEstimator.k1)  # 0 outside the mask
+            now = common.start_logprobs(old, batch, models)
+            kl = kl_penalty(now, reference, mask, KLEstimator.k1)  # 0 outside the mask
             rewards = rewards - self.kl_coef * kl.sum(1)
             batch = batch.replace(ref_logprobs=reference).with_extra(kl_ref=kl)
         advantages = leave_one_out(rewards, batch.group_size, scored=batch.scored)  # [B]
         return batch.replace(
             advantages=common.over_tokens(advantages, batch),
-            old_logprobs=old if self.updates_per_step > 1 else None,
+            old_logprobs=old,
         )
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:

@@ -65,7 +65,8 @@ class Worker:
     def wait_ready(self, seconds: float) -> bool:
         """Whether math-verify can be imported there; waits for the process to say so."""
         if self.available is None:
-            # Ready is None without math-verify; False would be an opinion that changed, not an absence.
+            # Ready is None without math-verify; False would be an opinion that changed, not an
+            # absence.
             self.available = self._receive(time.monotonic() + seconds)["ready"] is not None
         return self.available
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,28 @@ import torch
 from zoo.batch import Batch
 from zoo.build import Run
 from zoo.distributed import barrier, from_main, gathered, is_main
-from zoo.evaluate.evaluator import Evaluated, prompt_text
+from zoo.evaluate.evaluator import Evaluated
 from zoo.measure.cost import ModelCost
-from zoo.measure.files import read_lines
-from zoo.measure.memory import PhaseMemory, component_bytes
-from zoo.measure.recorder import EVALS, METRICS, Recorder
+from zoo.measure.memory import PhaseMemory
+from zoo.measure.recorder import Recorder
 from zoo.models.loading import save_policy
-from zoo.rollout.source import RowText, Sampled
+from zoo.rollout.source import Sampled
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
+from zoo.train.figures import (
+    bytes_by_component,
+    reward_metrics,
+    rollout_rows,
+    step_flops,
+    value_metrics,
+)
 from zoo.train.metrics import Pool
+from zoo.train.progress import Progress
+from zoo.train.summary import summarize
 from zoo.train.update import Updated
-
-REWARD_STEPS = 10  # steps whose mean reward the summary gives
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; says what happened and where to look."""
-
-
-@dataclass
-class Progress:
-    """The numbers that a checkpoint holds beside the tensors."""
-
-    step: int = 0
-    updates: int = 0
-    decay_from: int | None = None  # update at which train.stop_at was reached
-    stop_step: int | None = None
-    bad_updates: int = 0  # refused in a row
-    skipped_updates: int = 0
-    tokens_generated: int = 0
-    tokens_trained: int = 0
-    tokens_wasted: int = 0
-    completions: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0  # of training: no evaluation, no checkpoints
-    phases: dict[str, float] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    evaluated_at: int | None = None
 
 
 class Session:
@@ -148,14 +132,14 @@ class Session:
         """One line of metrics, and some completions to read."""
         progress, run = self.progress, self.run
         seen = sampled.pool.over_processes()
-        metrics = _reward_metrics(seen)
-        metrics |= _value_metrics(pool.means())
+        metrics = reward_metrics(seen)
+        metrics |= value_metrics(pool.means())
         counts = {
             "tokens/prompt": sampled.tokens_prompt,
             "tokens/generated": sampled.tokens_generated,
             "tokens/wasted": sampled.tokens_wasted,
             "completions": sampled.completions,
-            "flops": self._flops(sampled),
+            "flops": step_flops(run, self._costs, sampled),
         }
         counts = {name: sum(values) for name, values in _columns(gathered(counts)).items()}
         progress.tokens_generated += int(counts["tokens/generated"])
@@ -184,12 +168,12 @@ class Session:
         metrics |= {f"state/{name}": value for name, value in run.models.state.items()}
         metrics |= self.memory.drain()
         if not self.components:
-            self.components = self._component_bytes()
+            self.components = bytes_by_component(self.run)
         self._warn(metrics)
         self.recorder.step(step, progress.updates, metrics)
         wanted = self.recorder.rollouts_wanted(step)
         if wanted and sampled.batch is not None and sampled.batch.rewards is not None:
-            self.recorder.rollouts(step, list(self._rows(sampled, wanted)))
+            self.recorder.rollouts(step, list(rollout_rows(run, sampled, wanted, progress.updates)))
 
     def evaluate_if_due(self, step: int) -> None:
         """Evaluate on schedule, and look whether the target of `train.stop_at` is reached."""
@@ -355,9 +339,14 @@ class Session:
             self.evaluate()
         self.checkpoint()
         self._save_policy("policy")
-        record = {**self.memory.record(), "components": self.components or self._component_bytes()}
+        record = {
+            **self.memory.record(),
+            "components": self.components or bytes_by_component(self.run),
+        }
         self.recorder.memory(record)
-        summary = self._summary(record) if is_main() else {}
+        summary = {}
+        if is_main():
+            summary = summarize(self.run, self.progress, self.folder, self.config_hash, record)
         self.recorder.summary(summary)
         self.recorder.display.message(self._last_words(summary) if is_main() else "")
         return from_main(summary)
@@ -374,91 +363,6 @@ class Session:
         seconds = summary["seconds"]["total"]
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
         return f"finished: held-out {', '.join(words)}\n{self.folder}"
-
-    def _summary(self, memory: Mapping[str, Any]) -> dict[str, Any]:
-        run, progress = self.run, self.progress
-        lines = read_lines(self.folder / METRICS)
-        evals = read_lines(self.folder / EVALS)
-        rewards = [line["reward/total"] for line in lines if line.get("reward/total") is not None]
-        last = {record["set"]: _scores(record) for record in evals}
-        first = {record["set"]: _scores(record) for record in reversed(evals)}
-        groups = [line for line in lines if "groups/dead" in line]
-        phases = {**progress.phases, **_rest(run.timer.drain())}
-        return {
-            "status": "finished",
-            "algorithm": run.algorithm.name,
-            "name": self.folder.parent.name,
-            "experiment": self.folder.parent.parent.name,
-            "seed": run.config.seed,
-            "steps": progress.step,
-            "updates": progress.updates,
-            "skipped_updates": progress.skipped_updates,
-            "config_hash": self.config_hash,
-            "start_hash": run.start_hash,
-            "first": first,
-            "final": last,
-            "best": progress.best,
-            "reward": _mean(rewards[-REWARD_STEPS:]),
-            "kl_to_start": last.get("heldout", {}).get("kl_to_start"),
-            "tokens": {
-                "generated": progress.tokens_generated,
-                "trained": progress.tokens_trained,
-                "wasted": progress.tokens_wasted,
-            },
-            "completions": progress.completions,
-            "seconds": {"total": progress.seconds, **phases},
-            "peak_bytes": {"rss": memory["rss_peak"], **memory["phases"]},
-            "flops": progress.flops,
-            "dead_groups": {
-                name: _mean([line[f"groups/{name}"] for line in groups])
-                for name in ("dead", "all_right", "all_wrong", "tied")
-            }
-            if groups
-            else {},
-        }
-
-    # figures ---------------------------------------------------------------------------------
-
-    def _component_bytes(self) -> dict[str, dict[str, int]]:
-        models = self.run.models
-        modules = {
-            name: getattr(models, name)
-            for name in ("policy", "critic", "reference", "reward_model")
-        }
-        optimizers = {
-            name: getattr(trainable.optimizer, "optimizer", trainable.optimizer)
-            for name, trainable in self.run.trainables.items()
-        }
-        found = component_bytes(modules, optimizers)
-        for name, module in modules.items():
-            if name in self.run.trainables and module is not None:
-                # Gradients are freed after each update; while it lasts each weight has one.
-                trained = [p for p in module.parameters() if p.requires_grad]
-                found[name]["gradients"] = sum(p.numel() * p.element_size() for p in trained)
-        return found
-
-    def _flops(self, sampled: Sampled) -> float:
-        """Estimated operations of this process's step: sampling, scoring passes, training."""
-        batch = sampled.batch
-        if batch is None:
-            return 0.0
-        lengths = batch.lengths.tolist()
-        new = batch.completion_lengths.tolist()
-        policy = self._costs["policy"]
-        algorithm, models = self.run.algorithm, self.run.models
-        passes = algorithm.epochs
-        total = 0.0
-        if sampled.tokens_generated:
-            prompts = batch.prompt_lengths.tolist()[:: batch.group_size]
-            total += policy.generate(prompts, new, batch.group_size)
-        forward = policy.forward(lengths, sum(new))
-        total += passes * (forward + policy.backward(lengths, sum(new)))
-        total += forward * (batch.old_logprobs is not None)
-        total += forward * (models.reference is not None)
-        if "critic" in self._costs:
-            critic = self._costs["critic"]
-            total += (passes + 1) * critic.forward(lengths) + passes * critic.backward(lengths)
-        return total
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
         truncated = metrics.get("truncated", 0.0)
@@ -479,70 +383,6 @@ class Session:
                 "empty_batch", "no group carried a signal, so the step made no update."
             )
 
-    def _rows(self, sampled: Sampled, count: int) -> Iterator[dict[str, Any]]:
-        batch = sampled.batch
-        assert batch is not None and batch.rewards is not None
-        spread = torch.linspace(0, batch.n_rows - 1, min(count, batch.n_rows)).long().tolist()
-        for i in spread:
-            text: RowText = sampled.texts[int(batch.row_keys[i])]
-            mask = batch.completion_mask[i]
-            advantage = None
-            if batch.advantages is not None and bool(mask.any()):
-                advantage = float(batch.advantages[i][mask].mean())
-            yield {
-                "prompt_id": text.prompt.id,
-                "prompt": prompt_text(text.prompt),
-                "answer": text.prompt.columns.get("answer"),
-                "text": text.completion.text,
-                "token_ids": list(text.completion.token_ids),
-                "reward": text.total,
-                "rewards": text.components,
-                "reason": text.reason,
-                "advantage": advantage,
-                "logprob": sum(text.completion.logprobs),
-                "length": len(text.completion.token_ids),
-                "truncated": text.completion.truncated,
-                "seed": self.run.config.seed,
-                "policy_version": self.progress.updates - self.run.algorithm.updates_per_step,
-            }
-
-
-def _reward_metrics(seen: Pool) -> dict[str, float]:
-    means = seen.means()
-    rows = seen.sum("rows")
-    if "reward/total" in means:
-        variance = means.pop("reward/squared") - means["reward/total"] ** 2
-        means["reward/std"] = math.sqrt(max(variance, 0.0))
-    for name in list(seen._totals):
-        if name.startswith("reason/"):
-            means[name] = seen.sum(name) / max(rows, 1)
-    if not means.get("reward/abstained", 1.0):
-        means.pop("reward/abstained")
-    return means
-
-
-def _value_metrics(means: dict[str, float]) -> dict[str, float]:
-    if "return_squared" in means:
-        variance = means.pop("return_squared") - means["return"] ** 2
-        if variance > 0:
-            means["explained_variance"] = 1 - means["value_error"] / variance
-    return means
-
-
-def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of an evaluation, without the outcomes of single problems."""
-    left_out = {"outcomes", "greedy_outcomes", "problem_ids", "set", "seconds"}
-    return {name: value for name, value in record.items() if name not in left_out}
-
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, list[float]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _rest(phases: Mapping[str, float]) -> dict[str, float]:
-    """Phases after the last step: the final evaluation and checkpoint."""
-    return {name: seconds for name, seconds in phases.items() if seconds > 0}

@@ -1,0 +1,114 @@
+"""The numbers of a step: rewards, values, operations, bytes, and rows to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from zoo.build import Run
+from zoo.evaluate.evaluator import prompt_text
+from zoo.measure.cost import ModelCost
+from zoo.measure.memory import component_bytes
+from zoo.rollout.source import RowText, Sampled
+from zoo.train.metrics import Pool
+
+
+def reward_metrics(seen: Pool) -> dict[str, float]:
+    """Means, the rewards' deviation, and each reason's share of the rows."""
+    means = seen.means()
+    rows = seen.sum("rows")
+    if "reward/total" in means:
+        variance = means.pop("reward/squared") - means["reward/total"] ** 2
+        means["reward/std"] = math.sqrt(max(variance, 0.0))
+    for name in list(seen._totals):
+        if name.startswith("reason/"):
+            means[name] = seen.sum(name) / max(rows, 1)
+    if not means.get("reward/abstained", 1.0):
+        means.pop("reward/abstained")
+    return means
+
+
+def value_metrics(means: dict[str, float]) -> dict[str, float]:
+    """An update's means, with the critic's explained variance 1 − E(V − R̂)²/Var(R̂)."""
+    if "return_squared" in means:
+        variance = means.pop("return_squared") - means["return"] ** 2
+        if variance > 0:
+            means["explained_variance"] = 1 - means["value_error"] / variance
+    return means
+
+
+def bytes_by_component(run: Run) -> dict[str, dict[str, int]]:
+    """Bytes of parameters, gradients and optimizer states of every loaded model.
+
+    Gradients are freed after each update; while one lasts each trained weight has one.
+    """
+    models = run.models
+    modules = {
+        name: getattr(models, name) for name in ("policy", "critic", "reference", "reward_model")
+    }
+    optimizers = {
+        name: getattr(trainable.optimizer, "optimizer", trainable.optimizer)
+        for name, trainable in run.trainables.items()
+    }
+    found = component_bytes(modules, optimizers)
+    for name, module in modules.items():
+        if name in run.trainables and module is not None:
+            trained = [p for p in module.parameters() if p.requires_grad]
+            found[name]["gradients"] = sum(p.numel() * p.element_size() for p in trained)
+    return found
+
+
+def step_flops(run: Run, costs: Mapping[str, ModelCost], sampled: Sampled) -> float:
+    """Estimated operations of this process's step: sampling, scoring passes, training."""
+    batch = sampled.batch
+    if batch is None:
+        return 0.0
+    lengths = batch.lengths.tolist()
+    new = batch.completion_lengths.tolist()
+    policy = costs["policy"]
+    algorithm, models = run.algorithm, run.models
+    passes = algorithm.epochs
+    total = 0.0
+    if sampled.tokens_generated:
+        prompts = batch.prompt_lengths.tolist()[:: batch.group_size]
+        total += policy.generate(prompts, new, batch.group_size)
+    forward = policy.forward(lengths, sum(new))
+    total += passes * (forward + policy.backward(lengths, sum(new)))
+    total += forward * (batch.old_logprobs is not None)
+    total += forward * (models.reference is not None)
+    if "critic" in costs:
+        critic = costs["critic"]
+        total += (passes + 1) * critic.forward(lengths) + passes * critic.backward(lengths)
+    return total
+
+
+def rollout_rows(run: Run, sampled: Sampled, count: int, updates: int) -> Iterator[dict[str, Any]]:
+    """`count` rows of a step for rollouts.jsonl, spread over its groups."""
+    batch = sampled.batch
+    assert batch is not None and batch.rewards is not None
+    spread = torch.linspace(0, batch.n_rows - 1, min(count, batch.n_rows)).long().tolist()
+    for i in spread:
+        text: RowText = sampled.texts[int(batch.row_keys[i])]
+        mask = batch.completion_mask[i]
+        advantage = None
+        if batch.advantages is not None and bool(mask.any()):
+            advantage = float(batch.advantages[i][mask].mean())
+        yield {
+            "prompt_id": text.prompt.id,
+            "prompt": prompt_text(text.prompt),
+            "answer": text.prompt.columns.get("answer"),
+            "text": text.completion.text,
+            "token_ids": list(text.completion.token_ids),
+            "reward": text.total,
+            "rewards": text.components,
+            "reason": text.reason,
+            "advantage": advantage,
+            "logprob": sum(text.completion.logprobs),
+            "length": len(text.completion.token_ids),
+            "truncated": text.completion.truncated,
+            "seed": run.config.seed,
+            "policy_version": updates - run.algorithm.updates_per_step,
+        }
