@@ -52,7 +52,13 @@ EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
 MODELS = sorted(path.stem for path in CONF.glob("model/*.yaml"))
 
 # An option that is a setting of a class under a name of its own says here what it sets.
-VARIANTS = {("reward", "gsm8k_shaped"): {"components"}}
+VARIANTS = {
+    ("reward", "gsm8k_shaped"): {"components"},
+    ("reward", "verifier_overlong"): {"components"},
+    ("algorithm", "dr_grpo"): {"scale_by_std", "average"},
+    ("algorithm", "reinforce_pp_baseline"): {"group_baseline"},
+    ("algorithm", "cdpo"): {"label_smoothing"},
+}
 # What an option leaves to the user: choosing the option alone is refused.
 OPEN = {
     ("data", "hub"): {"name": "owner/set"},

@@ -452,7 +452,7 @@ def test_fork_bomb_and_kill_everything_end_with_the_verdict():
     started = time.monotonic()
     assert run_tests(bomb, TESTS, timeout=1.0).score == 0.0
     run_tests(everything, TESTS, timeout=1.0)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
 
 
 def test_memory_of_all_processes_together_is_bounded():
@@ -464,7 +464,7 @@ def test_memory_of_all_processes_together_is_bounded():
         "import os, time\nfor _ in range(16):\n    if os.fork() == 0:\n"
         "        x = b'x' * (64 << 20)\n        time.sleep(60)\ntime.sleep(60)\n"
     )
-    verdict = run_tests(code, TESTS, timeout=8.0, limits=Limits(memory_bytes=256 << 20))
+    verdict = run_tests(code, TESTS, timeout=30.0, limits=Limits(memory_bytes=256 << 20))
     assert (verdict.score, verdict.reason) == (0.0, "memory")
 
 

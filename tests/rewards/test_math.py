@@ -486,7 +486,8 @@ def test_layout_and_decoration_do_not_count():
     accepted(
         "25", "\\textcolor{red}{25}", "\\color{blue}25", "25 \\tag{1}", "\\phantom{2}25",
         "\\underline{25}", "\\displaystyle 25", "\\large 25", "25\\hspace{1cm}", "\\(25\\)",
-        "\\[25\\]", "{25}", "+25", "25^{\\text{th}}", "25th", "25^o", "US$25", "Rs. 25", "２５", "𝟐𝟓",
+        "\\[25\\]", "{25}", "+25", "25^{\\text{th}}", "25th", "25^o", "US$25", "Rs. 25",
+        "２５", "𝟐𝟓",
     )  # fmt: skip
 
 

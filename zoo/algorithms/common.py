@@ -57,7 +57,7 @@ def old_logprobs(algorithm: Algorithm, batch: Batch, models: Models) -> Tensor |
 
 
 def start_logprobs(old: Tensor | None, batch: Batch, models: Models) -> Tensor:
-    """[B, T] log-probs of the policy that sampled: `old`, else the sampler's own, else a forward."""
+    """[B, T] log-probs of the policy that sampled: `old`, the sampler's own, or a forward."""
     known = old if old is not None else batch.sampling_logprobs
     return known if known is not None else models.policy_logprobs(batch)
 

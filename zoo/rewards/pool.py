@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 2
 MAX_BYTES = 1_000_000_000
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 class Late(Exception):

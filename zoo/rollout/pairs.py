@@ -71,7 +71,8 @@ def label(
         yield LabelledCompletion(
             prompt=prompt,
             completion=completions[i].text,
-            desirable=score_ >= 1 or score_ > mean,
+            # The mean of equal scores rounds: eight of 0.7 are not above it.
+            desirable=score_ >= 1 or score_ - mean > 1e-9 * max(1.0, abs(mean)),
             completion_ids=completions[i].token_ids,
         )
 

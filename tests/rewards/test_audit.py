@@ -1,0 +1,89 @@
+"""`zoo audit` counts what a reward gets wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zoo.cli import main
+from zoo.config import ConfigError
+from zoo.rewards.audit import judge, rates, read_labelled
+from zoo.types import Completion, Prompt, RewardOutput
+
+
+class Pays:
+    """Pays 1 for a text with "yes", nothing for "no", and abstains otherwise."""
+
+    def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+        table = {"yes": 1.0, "no": 0.0}
+        return RewardOutput(total=[table.get(c.text) for c in completions])
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rates_are_shares_of_the_right_denominators(tmp_path: Path) -> None:
+    texts = [("yes", 1), ("yes", 1), ("no", 1), ("yes", 0), ("no", 0), ("no", 0), ("hm", 1)]
+    rows = [{"completion": t, "gold": "g", "label": bool(label)} for t, label in texts]
+    found = rates(judge(Pays(), list(read_labelled(write(tmp_path / "a.jsonl", rows), {}))))
+    counts = {name: (f["count"], f["of"]) for name, f in found.items()}
+    assert counts == {
+        "agreement": (4, 6),
+        "false positives (of wrong answers)": (1, 3),
+        "false negatives (of right answers)": (1, 3),
+        "abstained": (1, 7),
+    }
+
+
+def test_nested_answers_and_worked_golds_are_read(tmp_path: Path) -> None:
+    row = {
+        "question": "q",
+        "ground_truth": "2 + 2 = 4\n#### 4",
+        "first": {"solution": "so A: 4", "is_correct": True},
+        "second": {"solution": "#### 5", "is_correct": False},
+        "note": {"other": 1},
+    }
+    found = list(read_labelled(write(tmp_path / "a.jsonl", [row]), {"style": "gsm8k"}))
+    assert [(r.name, r.completion, r.right) for r in found] == [
+        ("1/first", "so A: 4", True),
+        ("1/second", "#### 5", False),
+    ]
+    assert found[0].prompt.columns["answer"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"label": 1, "gold": "4"}, "no field for completion"),
+        ({"completion": "x", "label": "maybe", "gold": "4"}, "neither right"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, row: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"row 1.*{message}"):
+        list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
+
+
+def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"completion": "#### 4", "gold": "4", "label": 1},
+        {"completion": "#### 5 <b>", "gold": "4", "label": 1},
+    ]
+    file = write(tmp_path / "a.jsonl", rows)
+    assert main(["audit", str(file), "style=gsm8k", f"out={tmp_path / 'out'}"]) == 0
+    assert "1 of 2" in capsys.readouterr().out
+    page = (tmp_path / "out" / "audit.html").read_text()
+    assert "false negatives (1)" in page and "<b>Ja" not in page and "&lt;b&gt;" in page
+    lines = (tmp_path / "out" / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["agrees", "false negative"]
+
+
+def test_every_label_of_the_example_solutions_is_reproduced(shared: Path) -> None:
+    from zoo.rewards.verifiable import Verifier
+
+    file = shared / "data" / "gsm8k" / "example_model_solutions.jsonl"
+    found = rates(judge(Verifier(), list(read_labelled(file, {"style": "gsm8k"}))))
+    assert found["agreement"]["count"] == found["agreement"]["of"] == 5276

@@ -1,0 +1,350 @@
+"""`zoo audit LABELLED.jsonl`: how often a reward pays for wrong answers and misses right ones."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.config import ConfigError
+from zoo.rewards.score import score
+from zoo.types import Completion, Prompt, Reward
+
+HELP = """zoo audit LABELLED.jsonl [reward=NAME] [against=NAME] [style=gsm8k] [out=FOLDER] [limit=N]
+          [completion=FIELD] [gold=FIELD] [label=FIELD] [reward.KEY=VALUE …]
+
+Asks a reward about answers whose verdict is known, and says how often it is wrong: the share of
+wrong answers that it pays (false positives), of right answers that it does not (false negatives),
+with 95 % intervals, by reason, the slowest rows, and the rows to read. Each line of the file is one
+labelled answer, or holds several as objects with a completion and a label of their own.
+against=NAME asks a second reward and lists where the two differ. out=FOLDER keeps a page to read
+(audit.html) and every row with its verdict (audit.jsonl). Exit status 0, whatever the rates are.
+
+  zoo audit solutions.jsonl reward=verifier style=gsm8k out=audit"""
+
+FIELDS = {
+    "completion": ("completion", "solution", "response", "output", "text", "pred"),
+    "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
+    "label": ("label", "is_correct", "correct", "expected"),
+}
+RIGHT = {"1", "1.0", "true", "pass", "right", "correct", "yes"}
+WRONG = {"0", "0.0", "false", "fail", "wrong", "incorrect", "no"}
+SHOWN = 8  # rows of each kind on the terminal; the page has up to 200
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One answer whose verdict is known."""
+
+    name: str  # line number, and the field of the line where it holds several
+    prompt: Prompt
+    completion: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a reward said about a labelled answer; `paid` is None where it abstained."""
+
+    row: Labelled
+    score: float | None
+    reason: str
+    seconds: float
+
+    @property
+    def paid(self) -> bool | None:
+        return None if self.score is None else self.score >= 0.5
+
+    @property
+    def kind(self) -> str:
+        if self.paid is None:
+            return "abstained"
+        if self.paid == self.row.right:
+            return "agrees"
+        return "false positive" if self.paid else "false negative"
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; see HELP."""
+    files = [word for word in argv if "=" not in word and not word.startswith("-")]
+    if len(files) != 1 or {"-h", "--help"} & set(argv):
+        print(HELP)
+        return 0 if {"-h", "--help"} & set(argv) or not argv else 2
+    settings: dict[str, str] = {}
+    overrides: list[str] = []
+    own = {"reward", "against", "style", "out", "limit", *FIELDS}
+    for word in argv:
+        key, sign, value = word.partition("=")
+        if not sign:
+            continue
+        if key in own:
+            settings[key] = value
+        elif key.startswith("reward."):
+            overrides.append(word)
+        else:
+            from zoo.instantiate import did_you_mean
+
+            raise ConfigError(
+                f"zoo audit has no setting {key!r}.{did_you_mean(key, own)} "
+                f"It knows {', '.join(sorted(own))} and reward.KEY."
+            )
+    limit = int(settings["limit"]) if "limit" in settings else None
+    rows = list(read_labelled(Path(files[0]), settings, limit))
+    if not rows:
+        raise ConfigError(f"{files[0]} holds no labelled answers. See `zoo audit --help`.")
+    name = settings.get("reward", "verifier")
+    judged = judge(named_reward(name, overrides), rows)
+    other = None
+    if "against" in settings:
+        other = judge(named_reward(settings["against"], []), rows)
+    print_audit(name, judged, settings.get("against"), other)
+    if "out" in settings:
+        folder = Path(settings["out"])
+        write_audit(folder, name, judged, settings.get("against"), other, list(argv))
+        print(f"\n{folder / 'audit.html'}")
+    return 0
+
+
+def named_reward(name: str, overrides: Sequence[str]) -> Reward:
+    """The reward that an option of conf/reward names."""
+    from zoo.compose import compose
+    from zoo.instantiate import build, plain
+
+    return build(plain(compose([f"reward={name}", *overrides]).reward), "reward")
+
+
+def read_labelled(
+    path: Path, settings: Mapping[str, str], limit: int | None = None
+) -> Iterator[Labelled]:
+    """The labelled answers of a JSONL file.
+
+    Raises:
+        ConfigError: no such file, a line that is no JSON object, or one without the fields.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file. Give a JSONL file of labelled answers.")
+    made = 0
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number}: no JSON ({error}).") from None
+            if not isinstance(row, dict):
+                raise ConfigError(f"{path}, line {number}: not an object.")
+            for name, part in _parts(row, settings):
+                yield _labelled(f"{number}{name}", row, part, settings, path)
+                made += 1
+                if limit is not None and made >= limit:
+                    return
+
+
+def _parts(
+    row: dict[str, Any], settings: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The row itself, or each object in it that has a completion and a label of its own."""
+    field = _field(row, "label", settings)
+    if field is not None:
+        if row[field] is not None:  # null: nobody said whether it is right
+            yield "", row
+        return
+    for key, value in row.items():
+        if isinstance(value, dict) and _field(value, "label", settings) is not None:
+            yield f"/{key}", value
+
+
+def _field(row: Mapping[str, Any], role: str, settings: Mapping[str, str]) -> str | None:
+    names = (settings[role],) if role in settings else FIELDS[role]
+    return next((name for name in names if name in row), None)
+
+
+def _labelled(
+    name: str,
+    row: dict[str, Any],
+    part: dict[str, Any],
+    settings: Mapping[str, str],
+    path: Path,
+) -> Labelled:
+    values = {**row, **part}
+    given = {role: _field(values, role, settings) for role in FIELDS}
+    found = {role: field for role, field in given.items() if field is not None}
+    missing = [role for role in FIELDS if role not in found]
+    if missing:
+        raise ConfigError(
+            f"{path}, row {name}: no field for {' and '.join(missing)}; it has "
+            f"{', '.join(map(repr, values))}. Name it, as in {missing[0]}=FIELD."
+        )
+    label = str(values[found["label"]]).lower()
+    if label not in RIGHT | WRONG:
+        raise ConfigError(
+            f"{path}, row {name}: the label {label!r} is neither right "
+            f"({', '.join(sorted(RIGHT))}) nor wrong ({', '.join(sorted(WRONG))})."
+        )
+    columns = dict(values)
+    if "style" in settings:
+        columns["style"] = settings["style"]
+    columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
+    text = str(row.get("question", row.get("problem", row.get("prompt", ""))))
+    prompt = Prompt(id=name, text=text, columns=columns)
+    return Labelled(name, prompt, str(values[found["completion"]]), label in RIGHT)
+
+
+def _final(gold: str, style: Any) -> str:
+    """A gold that is a worked solution is replaced by the answer that it marks."""
+    from zoo.rewards.extract import extract
+
+    found = extract(gold, str(style)) if "\n" in gold or "####" in gold else None
+    return found.text if found is not None else gold
+
+
+def judge(reward: Reward, rows: Sequence[Labelled]) -> list[Judged]:
+    """The reward's word on each row, one at a time so that each is timed."""
+    from rich.progress import track
+
+    judged = []
+    for row in track(rows, "asking", transient=True, disable=len(rows) < 500):
+        completion = Completion(row.completion, (), (), truncated=False)
+        started = time.perf_counter()
+        output = score(reward, [row.prompt], [completion])
+        seconds = time.perf_counter() - started
+        reason = output.reasons[0] if output.reasons else ""
+        judged.append(Judged(row, output.total[0], reason, seconds))
+    return judged
+
+
+def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+    """False-positive, false-negative and agreement rates over decided rows, with intervals."""
+    from zoo.functional.statistics import wilson
+
+    decided = [j for j in judged if j.paid is not None]
+    wrong = [j for j in decided if not j.row.right]
+    right = [j for j in decided if j.row.right]
+    counts = {
+        "agreement": (sum(j.paid == j.row.right for j in decided), len(decided)),
+        "false positives (of wrong answers)": (sum(bool(j.paid) for j in wrong), len(wrong)),
+        "false negatives (of right answers)": (sum(not j.paid for j in right), len(right)),
+        "abstained": (len(judged) - len(decided), len(judged)),
+    }
+    return {
+        name: {"count": k, "of": n, "rate": k / n, "interval": wilson(k, n)}
+        for name, (k, n) in counts.items()
+        if n
+    }
+
+
+def print_audit(
+    name: str, judged: Sequence[Judged], other_name: str | None, other: Sequence[Judged] | None
+) -> None:
+    """Rates, reasons, the slowest rows and the rows to read, on the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title=f"reward={name}, {len(judged):,} labelled answers", title_justify="left")
+    for column in ("", "rate", "95 % interval", "count"):
+        table.add_column(column, justify="left" if not column else "right")
+    for label, figures in rates(judged).items():
+        low, high = figures["interval"]
+        table.add_row(
+            label,
+            f"{figures['rate']:.2%}",
+            f"{low:.2%} – {high:.2%}",
+            f"{figures['count']:,} of {figures['of']:,}",
+        )
+    console.print(table)
+    reasons = Counter(j.reason or "–" for j in judged)
+    console.print("reasons: " + ", ".join(f"{r} {n:,}" for r, n in reasons.most_common()))
+    times = sorted(j.seconds for j in judged)
+    p99 = times[min(int(0.99 * len(times)), len(times) - 1)]
+    console.print(
+        f"time: median {times[len(times) // 2] * 1e6:.0f} µs, 99 % below {p99 * 1e3:.2f} ms, "
+        f"slowest {times[-1] * 1e3:.1f} ms"
+    )
+    for kind in ("false positive", "false negative"):
+        found = [j for j in judged if j.kind == kind]
+        if found:
+            console.print(f"\n{kind}s to read ({min(len(found), SHOWN)} of {len(found)})")
+        for j in found[:SHOWN]:
+            gold = _short(j.row.prompt.columns["answer"], 40)
+            tail = " ".join(j.row.completion.split())[-60:]
+            console.print(f"  row {j.row.name}: gold {gold!r}, {j.reason}: …{escape(tail)}")
+    if other is not None:
+        differing = [(a, b) for a, b in zip(judged, other, strict=True) if a.paid != b.paid]
+        console.print(f"\n{name} and {other_name} differ on {len(differing):,} rows")
+        for a, b in differing[:SHOWN]:
+            word = "right" if a.row.right else "wrong"
+            console.print(f"  row {a.row.name} (labelled {word}): {a.score} and {b.score}")
+
+
+def write_audit(
+    folder: Path,
+    name: str,
+    judged: Sequence[Judged],
+    other_name: str | None,
+    other: Sequence[Judged] | None,
+    argv: list[str],
+) -> None:
+    """audit.html to read, audit.jsonl with every row, audit.json with the rates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "audit.jsonl").open("w", encoding="utf-8") as file:
+        for index, j in enumerate(judged):
+            line = {
+                "row": j.row.name,
+                "right": j.row.right,
+                "score": j.score,
+                "reason": j.reason,
+                "seconds": j.seconds,
+                "kind": j.kind,
+            }
+            if other is not None:
+                line[f"score/{other_name}"] = other[index].score
+            file.write(json.dumps(line) + "\n")
+    record = {"reward": name, "rates": rates(judged), "command": ["zoo", "audit", *argv]}
+    (folder / "audit.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    (folder / "audit.html").write_text(_page(name, judged), encoding="utf-8")
+
+
+def _page(name: str, judged: Sequence[Judged]) -> str:
+    head = "".join(
+        f"<tr><td>{html.escape(label)}</td><td>{f['rate']:.2%}</td>"
+        f"<td>{f['interval'][0]:.2%} – {f['interval'][1]:.2%}</td>"
+        f"<td>{f['count']:,} of {f['of']:,}</td></tr>"
+        for label, f in rates(judged).items()
+    )
+    sections = []
+    slow = sorted(judged, key=lambda j: -j.seconds)[:20]
+    kinds = {
+        kind + "s": [j for j in judged if j.kind == kind][:200]
+        for kind in ("false positive", "false negative")
+    }
+    for title, found in {**kinds, "slowest rows": slow}.items():
+        rows = "".join(
+            f"<details{' open' if i < 5 else ''}><summary>row {html.escape(j.row.name)} · gold "
+            f"<b>{html.escape(_short(j.row.prompt.columns['answer'], 80))}</b> · "
+            f"{html.escape(j.reason)} · {j.seconds * 1e3:.2f} ms</summary>"
+            f"<p>{html.escape(_short(j.row.prompt.text or '', 2000))}</p>"
+            f"<pre>{html.escape(_short(j.row.completion, 6000))}</pre></details>"
+            for i, j in enumerate(found)
+        )
+        sections.append(f"<h2>{title} ({len(found)})</h2>{rows or '<p>none</p>'}")
+    return (
+        "<!doctype html><meta charset=utf-8><title>zoo audit</title><style>"
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+        "td{padding:.2rem 1rem .2rem 0}pre{white-space:pre-wrap;background:#f5f5f5;padding:.7rem}"
+        "summary{cursor:pointer}</style>"
+        f"<h1>reward={html.escape(name)}: {len(judged):,} labelled answers</h1>"
+        f"<table>{head}</table>{''.join(sections)}"
+    )
+
+
+def _short(text: Any, length: int) -> str:
+    text = str(text)
+    return text if len(text) <= length else text[: length - 1] + "…"
