@@ -25,7 +25,7 @@ PROMPT = Prompt(id="p", token_ids=(1, 2))
         # finer scores: above the mean of 0.4, not at it
         ([0.1, 0.4, 0.7], [False, False, True]),
         ([0.3, 0.3], [False, False]),
-        # in floats the mean of ten times 0.7 is 0.6999999999999998
+        # in floats the mean of ten times 0.7 may come out below 0.7
         ([0.7] * 10, [False] * 10),
         # abstentions and empty completions are no rows
         ([None, 1, None, 0], [True, False]),

@@ -97,9 +97,13 @@ def test_B40_B31_ratio_is_one_and_nothing_has_drifted(name: str, temperature: fl
     assert 0 < metrics["entropy"] < math.log(64)
 
 
-def test_B40_every_ratio_is_one_and_not_only_their_mean() -> None:
-    algorithm, loaded = GRPO(epochs=2), models()
-    batch = ragged_batch(4, 2).replace(rewards=torch.arange(8.0))
+@pytest.mark.parametrize("algorithm", [GRPO(epochs=2, kl_coef=0.1), PPO(minibatches=2)])
+def test_B40_every_ratio_is_one_and_not_only_their_mean(algorithm: Algorithm) -> None:
+    loaded = models()
+    loaded.reference = Policy(llama(5)).requires_grad_(False)  # not the policy: no mixing up
+    batch = ragged_batch(4, 2).replace(
+        rewards=torch.arange(8.0), scored=torch.ones(8, dtype=torch.bool)
+    )
     prepared = algorithm.prepare(batch, loaded)
     assert prepared.old_logprobs is not None
     with torch.no_grad():

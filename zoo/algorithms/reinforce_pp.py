@@ -61,7 +61,8 @@ class ReinforcePP(Algorithm):
         return Needs(DataKind.prompts, reference=self.kl_coef > 0, min_group_size=least)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
-        assert batch.rewards is not None and batch.scored is not None
+        rewards = batch.rewards
+        assert rewards is not None and batch.scored is not None
         # An abstention has no reward: its row leaves the statistics and the loss.
         mask = batch.completion_mask & batch.scored[:, None]
         batch = batch.replace(completion_mask=mask)
@@ -71,7 +72,7 @@ class ReinforcePP(Algorithm):
             batch = batch.replace(ref_logprobs=models.reference_logprobs(batch))
         if self.group_baseline:
             centred = group_advantages(
-                batch.rewards, batch.group_size, scored=batch.scored, scale_by_std=False
+                rewards, batch.group_size, scored=batch.scored, scale_by_std=False
             )
             advantages = common.over_tokens(centred, batch)
         else:
@@ -80,7 +81,7 @@ class ReinforcePP(Algorithm):
                 assert batch.ref_logprobs is not None
                 now = common.start_logprobs(old, batch, models)
                 kl = kl_penalty(now, batch.ref_logprobs, mask, KLEstimator.k1)
-            token_rewards = kl_token_rewards(batch.rewards, kl, mask, self.kl_coef)
+            token_rewards = kl_token_rewards(rewards, kl, mask, self.kl_coef)
             # Without values and with λ = 1 the advantage is the sum of the rewards to come.
             zeros = torch.zeros_like(token_rewards)
             advantages, _ = gae(token_rewards, zeros, mask, gamma=1.0, gae_lambda=1.0)
