@@ -215,6 +215,7 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
 
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = algorithm.initial_state()
+    models.sampler_is_policy = config.rollout.dtype in (None, config.model.dtype)
     presampled = None
     if on_policy:
         source: Any = _rollouts(config, start, timer)
@@ -281,6 +282,7 @@ def _rollouts(config: RunConfig, start: Start, timer: Timer) -> RolloutSource:
         seed=config.seed,
         pad_token_id=start.pad,
         keep=config.algorithm.keep,
+        group_is_baseline=config.algorithm.needs.min_group_size > 1,
         max_rounds=config.rollout.max_rounds,
         timer=timer,
     )

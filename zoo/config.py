@@ -71,6 +71,7 @@ class TrainConfig:
     micro_batch_tokens: int = 8192  # rows × padded length of one forward and backward
     checkpoint_every: int = 15  # steps; 0: only at the end
     keep_checkpoints: int = 2  # the last ones; the best is kept besides
+    step_on_zero_gradient: bool = False  # True: momentum moves weights though nothing was learnt
     max_bad_updates: int = 5  # refused (non-finite) updates in a row before the run stops
     stop_at: StopAt = field(default_factory=StopAt)
     device: Device = Device.auto

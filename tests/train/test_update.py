@@ -47,6 +47,7 @@ def step(
         max_completion_length=LIMIT,
         micro_batch_tokens=budget,
         max_grad_norm=max_grad_norm,
+        step_on_zero_gradient=True,  # the gradient itself is looked at
         pool=pool,
     )
     return done, pool.means()

@@ -99,8 +99,9 @@ class PPO(Algorithm):
         kl = torch.zeros_like(batch.input_ids, dtype=torch.float32)
         if self.kl_coef > 0:
             reference = models.reference_logprobs(batch)
-            # Before the only update the sampler's log-probs are the policy's: one forward saved.
-            now = old if old is not None else batch.sampling_logprobs
+            now = old
+            if now is None and models.sampler_is_policy:  # before the only update: a forward saved
+                now = batch.sampling_logprobs
             now = now if now is not None else models.policy_logprobs(batch)
             kl = kl_penalty(now, reference, mask, self.kl_estimator)
             batch = batch.replace(ref_logprobs=reference)

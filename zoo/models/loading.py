@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import socket
 from dataclasses import replace
@@ -199,6 +200,12 @@ def hub_reachable(seconds: float = 3.0) -> bool:
 def weights_hash(model: torch.nn.Module) -> str:
     """Short hash of all parameters and buffers: two models with one hash give one log-prob."""
     digest = hashlib.blake2b(digest_size=8)
+    config = getattr(model, "config", None)
+    if config is not None:  # rope, soft cap and the like change log-probs as weights do
+        facts = config.to_dict()
+        for name in ("_name_or_path", "transformers_version", "architectures"):
+            facts.pop(name, None)
+        digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         data = tensor.detach().cpu().contiguous()

@@ -26,6 +26,8 @@ class Models:
     reward_model: Any = None  # RewardModel(Batch) → scores [B]
     state: dict[str, float] = field(default_factory=dict)
     micro_batch_tokens: int = 8192
+    # the sampler decodes with the policy's own weights, not with a copy in another precision
+    sampler_is_policy: bool = False
 
     def trainable(self, roles: tuple[str, ...]) -> dict[str, nn.Module]:
         return {role: getattr(self, role) for role in roles}

@@ -64,6 +64,7 @@ class RolloutSource:
         seed: int,
         pad_token_id: int,
         keep: Callable[[Batch], Tensor],
+        group_is_baseline: bool = True,
         max_rounds: int = 1,
         timer: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
@@ -76,6 +77,7 @@ class RolloutSource:
         self.seed = seed
         self.pad_token_id = pad_token_id
         self.keep = keep
+        self.group_is_baseline = group_is_baseline
         self.max_rounds = max_rounds
         self.timer = timer
         self.order = Order(len(prompts), seed)
@@ -125,6 +127,8 @@ class RolloutSource:
             scores = score(self.reward, rows, completions)
         batch = rollout_batch(prompts, completions, scores, self.group_size, self.pad_token_id)
         _describe(batch, rows, completions, scores, result)
+        if not self.group_is_baseline:  # a critic learns from groups of equal rewards too
+            result.tokens_wasted = 0
         return batch
 
     def sampling_at(self, step: int) -> Sampling:

@@ -73,5 +73,6 @@ def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int)
         micro_batch_tokens=train.micro_batch_tokens,
         max_grad_norm=train.max_grad_norm,
         pool=pool,
+        step_on_zero_gradient=train.step_on_zero_gradient,
     )
     session.updated(done, minibatch, step)

@@ -54,12 +54,15 @@ def update(
     micro_batch_tokens: int,
     max_grad_norm: float | None,
     pool: Pool,
+    step_on_zero_gradient: bool = False,
 ) -> Updated:
     """One optimizer step on a minibatch, the same on every process.
 
     The losses are divided by the sizes of the whole step, so the gradient does not depend on how
     it is cut into micro-batches or dealt to processes. A step whose loss or gradient is not finite
-    is refused: weights and optimizer states stay as they were.
+    is refused: weights and optimizer states stay as they were. So does, unless
+    `step_on_zero_gradient`, a module whose gradient is exactly 0 (every group dead): Adam's
+    momentum would move it though there was nothing to learn.
     """
     scale = global_scale(batch, max_completion_length)
     coupled = algorithm.needs.rows_coupled
@@ -91,8 +94,11 @@ def update(
     bad = next((reason for reason in gathered(bad) if reason), "")
     for name, trainable in trainables.items():
         if not bad:
-            trainable.optimizer.step()
+            idle = norms[name] == 0 and not step_on_zero_gradient
+            if not idle:
+                trainable.optimizer.step()
             pool.add(f"grad_norm/{name}", norms[name])
+            pool.add(f"idle_updates/{name}", float(idle))
         trainable.optimizer.zero_grad(set_to_none=True)
     if not bad:
         for name, total in _sums(local):
