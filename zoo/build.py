@@ -208,6 +208,8 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     temperature = config.rollout.temperature if on_policy else 1.0
     start = load_start(config, device, temperature, task)
     start_hash = weights_hash(start.policy.model)
+    if needs.value_head:
+        start.policy.add_value_head()
     timer = Timer(device)
 
     def again() -> Policy:

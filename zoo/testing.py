@@ -105,10 +105,16 @@ class BanditPolicy(nn.Module):
     logprobs[b, t] = log softmax(logits / temperature)[input_ids[b, t]] under completion_mask
     """
 
-    def __init__(self, logits: Sequence[float] = (0.0, 0.0), temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        logits: Sequence[float] = (0.0, 0.0),
+        temperature: float = 1.0,
+        value_head: bool = False,
+    ) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.tensor(list(logits)))
         self.temperature = temperature
+        self.value = nn.Parameter(torch.zeros(())) if value_head else None
 
     @property
     def probability(self) -> float:
@@ -119,10 +125,14 @@ class BanditPolicy(nn.Module):
         logprobs = torch.log_softmax(self.logits / self.temperature, 0)
         rows, columns = trained_positions(batch)
         entropy = -(logprobs.exp() * logprobs).sum().detach()
-        return PolicyOutput(
+        output = PolicyOutput(
             over_mask(logprobs[batch.input_ids[rows, columns]], batch),
             torch.where(batch.completion_mask, entropy, 0.0),
         )
+        if self.value is None:
+            return output
+        values = torch.where(batch.completion_mask, self.value, 0.0)
+        return dataclasses.replace(output, values=values, final=self.value.expand(batch.n_rows))
 
 
 class BanditCritic(nn.Module):
@@ -200,6 +210,8 @@ def tiny_models(
     `needs.reference_live`; otherwise the batches carry its log-probs, as a data set's do.
     """
     policy = tiny_policy(seed, temperature)
+    if needs.value_head:
+        policy.add_value_head()
     models = _Watched(policy=policy)
     if needs.reference:
         models.reference = _frozen(tiny_policy(seed, temperature))
@@ -1001,8 +1013,8 @@ def _token_view(c: _Contract) -> tuple[Tensor, Batch]:
     return token_gradients(c.algorithm, c.algorithm.prepare(batch, ready), batch, ready), batch
 
 
-class _ShiftedCritic(nn.Module):
-    """A critic with 1 added to the values at one place."""
+class _Raised(nn.Module):
+    """A critic (or a policy with a value head) with 1 added to the values at one place."""
 
     def __init__(self, inner: nn.Module, place: Tensor) -> None:
         super().__init__()
@@ -1010,17 +1022,18 @@ class _ShiftedCritic(nn.Module):
         self.place = place  # [B, T] by row key
         self.keys: list[int] = []
 
-    def forward(self, batch: Batch) -> CriticOutput:
+    def forward(self, batch: Batch) -> Any:
         out = self.inner(batch)
         rows = [self.keys.index(key) for key in batch.row_keys.tolist()]
         added = self.place[rows, : batch.input_ids.shape[1]].float()
-        return CriticOutput(out.values + added, out.final)
+        return dataclasses.replace(out, values=out.values + added)
 
 
 def _values_precede(c: _Contract) -> None:
     """The value of a prefix is the baseline of the token that follows it."""
-    if not c.needs.critic:
-        raise _SkipError("no critic")
+    role = "critic" if c.needs.critic else "policy"
+    if not (c.needs.critic or c.needs.value_head):
+        raise _SkipError("no values")
     models = c.models()
     batch = c.batch(models)
     ready = c.ready(models)
@@ -1033,9 +1046,9 @@ def _values_precede(c: _Contract) -> None:
     for which, index in (("first", 1), ("third", 3), ("last", int(count[long, -1]))):
         place = torch.zeros_like(mask)
         place[long] = mask[long] & (count[long] == index)
-        critic = _ShiftedCritic(ready.critic, place)
-        critic.keys = batch.row_keys.tolist()
-        after = c.algorithm.prepare(batch, _with_roles(ready, critic=critic)).advantages
+        raised = _Raised(getattr(ready, role), place)
+        raised.keys = batch.row_keys.tolist()
+        after = c.algorithm.prepare(batch, _with_roles(ready, **{role: raised})).advantages
         assert after is not None
         change = torch.where(mask, after - before, 0.0)
         lowest = change[place]
@@ -1112,9 +1125,14 @@ def _temperature(c: _Contract) -> None:
                 f"{name} is {value:.6g} at temperature 2 and {other:.6g} with halved logits: the "
                 "log-probs are not the policy's at its temperature"
             )
-    # The head comes last and its gradient doubles; what is before it is the same.
-    ends = -models.policy.model.lm_head.weight.numel()
-    gap = _gap(*(o.gradients["policy"][:ends] for o in outcomes))
+    # The head's own gradient doubles; every other weight's is the same.
+    same = torch.cat(
+        [
+            torch.full((p.numel(),), "lm_head" not in name)
+            for name, p in models.policy.named_parameters()
+        ]
+    )
+    gap = _gap(*(o.gradients["policy"][same] for o in outcomes))
     if gap > TOLERANCE:
         raise _BrokenError(f"the gradient differs by {gap:.2g} between the two")
 
@@ -1182,7 +1200,7 @@ def bandit_run(
 
 
 def _bandit_models(c: _Contract, logits: Sequence[float] = (0.0, 0.0)) -> Models:
-    models = Models(policy=BanditPolicy(logits))
+    models = Models(policy=BanditPolicy(logits, value_head=c.needs.value_head))
     if c.needs.reference:
         models.reference = _frozen(BanditPolicy(logits))
     if c.needs.critic:

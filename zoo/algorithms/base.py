@@ -33,6 +33,7 @@ class Needs:
     # Offline: rows that are not in the data are read too, so the reference stays loaded (KTO)
     reference_live: bool = False
     critic: bool = False
+    value_head: bool = False  # the policy's output has values too, read from its own backbone
     min_group_size: int = 1
     trains: tuple[str, ...] = ("policy",)
     # DPO, IPO, Bradley–Terry: the loss couples the rows of a group, so a micro-batch never cuts one

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from zoo.batch import Batch
-from zoo.models.policy import disable_dropout, over_mask, trained_positions
+from zoo.models.policy import disable_dropout, values_of
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,5 @@ class Critic(nn.Module):
             attention_mask=batch.attention_mask.long(),
             use_cache=False,
         ).last_hidden_state
-        rows, columns = trained_positions(batch)
-        last = hidden[torch.arange(batch.n_rows, device=batch.device), batch.lengths - 1]
-        # One call of the head for both, so that DDP sees one forward of each parameter.
-        read = torch.cat([hidden[rows, columns - 1], last])
-        wide = torch.promote_types(read.dtype, torch.float32)
-        scores = torch.nn.functional.linear(
-            read.to(wide), self.head.weight.to(wide), self.head.bias.to(wide)
-        ).squeeze(-1)
-        return CriticOutput(
-            values=over_mask(scores[: rows.numel()], batch), final=scores[rows.numel() :]
-        )
+        values, final = values_of(hidden, self.head, batch)
+        return CriticOutput(values=values, final=final)

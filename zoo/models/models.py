@@ -48,6 +48,25 @@ class Models:
         """[B, T] log-probs of the policy, without gradient."""
         return self.in_micro_batches(batch, lambda b: (self.policy(b).logprobs,))[0]
 
+    def policy_values(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """log-probs [B, T], values [B, T], final [B] of a policy with a value head, one pass.
+
+        Raises:
+            ValueError: the policy has no value head.
+        """
+
+        def forward(piece: Batch) -> tuple[Tensor, ...]:
+            out = self.policy(piece)
+            if out.values is None:
+                raise ValueError(
+                    "the algorithm reads values of the policy but its `needs.value_head` is False. "
+                    "Return Needs(value_head=True) from `needs`."
+                )
+            return out.logprobs, out.values, out.final
+
+        logprobs, values, final = self.in_micro_batches(batch, forward)
+        return logprobs, values, final
+
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """[B, T] log-probs of the reference; those the batch already carries are kept.
 

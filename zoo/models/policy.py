@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import rearrange
@@ -17,6 +17,9 @@ from zoo.models.head import chunked_logprobs
 class PolicyOutput:
     logprobs: Tensor  # [B, T] float32; 0 without gradient outside completion_mask
     entropy: Tensor  # [B, T] float32, detached
+    # with a value head alone; as in CriticOutput
+    values: Tensor | None = None  # [B, T] float32; values[b, t] is that of the prefix before t
+    final: Tensor | None = None  # [B] float32: the value after the last token
 
 
 def disable_dropout(module: nn.Module) -> None:
@@ -43,6 +46,24 @@ def over_mask(values: Tensor, batch: Batch) -> Tensor:
     return full.masked_scatter(batch.completion_mask, values)
 
 
+def values_of(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
+    """values [B, T] of the prefix before each trained token, final [B] after the last token.
+
+        values[b, t] = w · h[b, t−1] + b₀,   final[b] = w · h[b, length−1] + b₀
+
+    In float32 (float64 stays), whatever the weights are.
+    """
+    rows, columns = trained_positions(batch)
+    last = hidden[torch.arange(batch.n_rows, device=batch.device), batch.lengths - 1]
+    # One call of the head for both, so that DDP sees one forward of each parameter.
+    read = torch.cat([hidden[rows, columns - 1], last])
+    wide = torch.promote_types(read.dtype, torch.float32)
+    scores = nn.functional.linear(read.to(wide), head.weight.to(wide), head.bias.to(wide)).squeeze(
+        -1
+    )
+    return over_mask(scores[: rows.numel()], batch), scores[rows.numel() :]
+
+
 class Policy(nn.Module):
     """Log-probs and entropy of a causal LM at completion positions.
 
@@ -58,10 +79,19 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
         self.with_entropy = True
+        self.value_head: nn.Linear | None = None
         config = model.config
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = float(getattr(config, "logit_scale", None) or 1.0)
         self.logit_scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+
+    def add_value_head(self) -> None:
+        """Values from the policy's own backbone, by a linear head that starts at zero."""
+        width = int(self.model.config.get_text_config().hidden_size)
+        head = nn.Linear(width, 1, device=self.model.device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        self.value_head = head
 
     @property
     def backbone(self) -> nn.Module:
@@ -84,7 +114,11 @@ class Policy(nn.Module):
             softcap=self.softcap,
             with_entropy=self.with_entropy,
         )
-        return PolicyOutput(over_mask(logprobs, batch), over_mask(entropy, batch))
+        output = PolicyOutput(over_mask(logprobs, batch), over_mask(entropy, batch))
+        if self.value_head is None:
+            return output
+        values, final = values_of(hidden, self.value_head, batch)
+        return replace(output, values=values, final=final)
 
     @torch.no_grad()
     def check_head(self) -> None:
