@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zoo import doctor
+from zoo import contract, doctor
 from zoo.cli import main
 from zoo.config import ConfigError
 from zoo.doctor import Finding, Mark, installation, installed_algorithms
@@ -20,9 +20,8 @@ QUICK = ("needs are stated", "micro-batches", "bandit learnt")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three clauses, and one thread count for the rest of the session."""
-    from zoo import testing
-
-    monkeypatch.setattr(testing, "CLAUSES", {name: testing.CLAUSES[name] for name in QUICK})
+    clauses = {name: contract.CLAUSES[name] for name in QUICK}
+    monkeypatch.setattr(contract, "CLAUSES", clauses)
 
 
 @pytest.fixture

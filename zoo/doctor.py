@@ -122,7 +122,7 @@ def installed_algorithms(names: Sequence[str] = ()) -> dict[str, Any]:
 
 def _algorithms(names: Sequence[str], full: bool, console: Console) -> bool:
     """Checks and prints; whether anything is broken."""
-    from zoo.testing import Report, check_algorithms
+    from zoo.contract import Report, check_algorithms
 
     found = installed_algorithms(names)
     sound = {name: each for name, each in found.items() if not isinstance(each, ConfigError)}
@@ -161,7 +161,7 @@ def _algorithms(names: Sequence[str], full: bool, console: Console) -> bool:
     seconds = time.perf_counter() - started
     console.print(
         f"{len(found) - sick} of {len(found)} algorithms keep the contract ({seconds:.0f} s)."
-        + (" The clauses are described in zoo/testing.py." if sick else "")
+        + (" The clauses are described in zoo/contract.py." if sick else "")
     )
     return bool(sick)
 

@@ -19,6 +19,7 @@ from zoo.algorithms.ipo import IPO
 from zoo.algorithms.kto import KTO, mismatched
 from zoo.algorithms.online_dpo import OnlineDPO
 from zoo.algorithms.orpo import ORPO
+from zoo.algorithms.ppo_shared import SharedPPO
 from zoo.algorithms.reinforce_pp import ReinforcePP
 from zoo.algorithms.rejection_sampling import RejectionSampling
 from zoo.algorithms.rloo import RLOO
@@ -197,6 +198,28 @@ def test_cispo_keeps_the_gradient_of_a_token_beyond_the_clip() -> None:
     assert policy.rows.grad.tolist() == pytest.approx([-1.5 * a / 2, a / 2], abs=1e-6)
 
 
+def test_shared_ppo_adds_the_value_loss_to_the_policy_loss_in_one_term() -> None:
+    batch = bandit_batch([1, 0], 1).replace(
+        rewards=torch.tensor([1.0, 0.0]), scored=torch.ones(2, dtype=torch.bool)
+    )
+    policy = BanditPolicy(value_head=True)
+    # Values are 0, so A = R̂ = 1 and 0, whitened ±0.707107, which cancel in the policy loss at
+    # ρ = 1; ½·(1² + 0²)/2 = 0.25 is left, times 0.1.
+    only = term(SharedPPO(kl_coef=0.0), batch, policy)
+    assert float(only.loss.detach()) == pytest.approx(0.025)
+    only.loss.backward()
+    assert policy.value is not None and policy.value.grad is not None
+    # d/dV: 0.1·((0 − 1) + (0 − 0))/2; d/dlogit 1: −(0.707107·½ + 0.707107·½)/2.
+    assert float(policy.value.grad) == pytest.approx(-0.05)
+    assert policy.logits.grad is not None
+    assert float(policy.logits.grad[1]) == pytest.approx(-0.353553, abs=1e-6)
+
+
+def test_values_asked_of_a_policy_without_a_value_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="value_head"):
+        Models(policy=BanditPolicy()).policy_values(bandit_batch([1, 0], 1))
+
+
 def test_online_dpo_pairs_the_best_with_the_worst() -> None:
     batch = rows([2, 3, 1, 4], 4, [0.2, 0.9, 0.1, 0.5])
     reference = Says(-1.0, -1.0, -1.0, -1.0)
@@ -306,6 +329,9 @@ def test_kto_gives_every_prompt_the_completion_of_another_prompt_in_any_order() 
         (lambda: CISPO(clip_eps_high=0), "clip_eps_high"),
         (lambda: CISPO(clip_eps_low=2), "clip_eps_low"),
         (lambda: IPO(beta=0), "beta"),
+        (lambda: SharedPPO(value_coef=0), "value_coef"),
+        (lambda: SharedPPO(gamma=2), "gamma"),
+        (lambda: SharedPPO(value_clip=0), "value_clip"),
         (lambda: SimPO(margin=-1), "margin"),
         (lambda: ORPO(odds_coef=0), "odds_coef"),
         (lambda: KTO(desirable_weight=0), "desirable_weight"),

@@ -413,8 +413,10 @@ class LocalStatistics(GRPO):
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
         assert batch.rewards is not None
-        advantages = group_advantages(batch.rewards, batch.group_size, std_over="batch")
-        return batch.replace(advantages=over_tokens(advantages, batch))
+        advantages = group_advantages(
+            batch.rewards, batch.group_size, scored=batch.scored, std_over="batch"
+        )
+        return super().prepare(batch, models).replace(advantages=over_tokens(advantages, batch))
 
 
 def _fields(models: Models) -> dict[str, Any]:

@@ -15,17 +15,10 @@ from zoo.algorithms.dpo import DPO
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO, Truncation
 from zoo.compose import config_dir
+from zoo.contract import CLAUSES, TWO_PROCESSES, Clause, Report, check_algorithms
 from zoo.functional import Average, KLEstimator
 from zoo.instantiate import build
-from zoo.testing import (
-    CLAUSES,
-    TWO_PROCESSES,
-    Clause,
-    Report,
-    bandit_run,
-    check_algorithm,
-    check_algorithms,
-)
+from zoo.testing import bandit_run, check_algorithm
 
 NAMES = sorted(path.stem for path in config_dir().glob("algorithm/*.yaml"))
 # Choices that change what is loaded or how it is reduced, beyond the defaults.
@@ -60,9 +53,9 @@ def test_variant_keeps_the_contract(name: str) -> None:
 def test_mistake_breaks_the_clause_that_names_it(
     kind: type[Algorithm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only the clause in question, and those that must hold before it: the whole report is slow.
+    # Only the clause in question: twenty whole reports would be slow.
     clause = BROKEN[kind]
-    monkeypatch.setattr("zoo.testing.CLAUSES", {clause: CLAUSES[clause]})
+    monkeypatch.setattr("zoo.contract.CLAUSES", {clause: CLAUSES[clause]})
     report = check_algorithm(kind())
     assert report.broken == (clause,), str(report)
 
@@ -74,7 +67,7 @@ def test_clause_holds_for_the_algorithm_without_the_mistake(
     whole = next(base for base in kind.__mro__ if base.__module__.startswith("zoo."))
     values = {f.name: getattr(kind(), f.name) for f in dataclasses.fields(whole) if f.init}
     clause = BROKEN[kind]
-    monkeypatch.setattr("zoo.testing.CLAUSES", {clause: CLAUSES[clause]})
+    monkeypatch.setattr("zoo.contract.CLAUSES", {clause: CLAUSES[clause]})
     report = check_algorithm(whole(**values))
     assert report.passed, str(report)
 

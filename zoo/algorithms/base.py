@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class DataKind(StrEnum):
-    """What a source yields: prompts to sample from, pairs, examples, or single labelled rows."""
+    """What a source yields: prompts to sample from, or groups of rows that exist already."""
 
     prompts = "prompts"
     pairs = "pairs"
+    rankings = "rankings"  # groups of K, `rewards` orders them; pairs will do, as K = 2
     examples = "examples"
     labelled = "labelled"
 
@@ -98,3 +99,7 @@ class Algorithm:
     def next_state(self, state: dict[str, float], metrics: dict[str, Any]) -> dict[str, float]:
         """The state after a step, from metrics pooled over ranks; pure."""
         return state
+
+    def enough(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an update with these metrics (pooled over ranks) is the last on its batch."""
+        return False

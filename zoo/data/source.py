@@ -18,13 +18,14 @@ from zoo.types import Completion, Prompt
 
 @dataclass(frozen=True)
 class Group:
-    """One group of rows that share a prompt: a pair (chosen, rejected), or one example."""
+    """One group of rows that share a prompt: a pair (chosen, rejected), a ranking, one example."""
 
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]  # G lists of token ids
     texts: tuple[str, ...]
-    labels: tuple[float, ...] = ()  # of labelled rows: 1 desirable, 0 not
-    margin: float | None = None
+    labels: tuple[float, ...] = ()  # labelled rows: 1 desirable, 0 not; ranked ones: their order
+    strengths: tuple[float, ...] = ()  # how strongly ranked rows are preferred, where data say so
+    present: tuple[bool, ...] = ()  # False: a place without an output; (): all are there
 
     def row_keys(self) -> list[int]:
         start = len(self.prompt.token_ids)
@@ -61,9 +62,12 @@ class DatasetSource:
         batch = self.collate(chosen)
         result = Sampled(batch=batch)
         for group in chosen:
-            for key, ids, text in zip(
-                group.row_keys(), group.completions, group.texts, strict=True
+            there = group.present or (True,) * len(group.texts)
+            for key, ids, text, present in zip(
+                group.row_keys(), group.completions, group.texts, there, strict=True
             ):
+                if not present:
+                    continue
                 row = Completion(text, ids, (), truncated=False)
                 result.texts[key] = RowText(group.prompt, row, None, {}, "")
                 result.pool.add("length/mean", len(ids))
@@ -85,7 +89,12 @@ class DatasetSource:
         )
         if chosen[0].labels:
             labels = torch.tensor([label for g in chosen for label in g.labels])
-            batch = batch.replace(rewards=labels, scored=torch.ones_like(labels).bool())
+            there = [there for g in chosen for there in g.present or (True,) * size]
+            batch = batch.replace(rewards=labels, scored=torch.tensor(there))
+        if chosen[0].strengths:
+            batch = batch.with_extra(
+                strength=torch.tensor([value for g in chosen for value in g.strengths])
+            )
         if not self.ref_logprobs:
             return batch
         known = torch.zeros_like(batch.input_ids, dtype=torch.float32)

@@ -5,6 +5,7 @@ everything else (old and reference log-probs, advantages, returns) is treated as
 outside a mask may hold anything.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -595,33 +596,74 @@ def bradley_terry(
     return -logsigmoid(difference) + centre * (chosen + rejected).square()
 
 
-def bradley_terry_ranked(scores: Tensor, ranks: Tensor) -> Tensor:
+def bradley_terry_ranked(
+    scores: Tensor,
+    ranks: Tensor,
+    *,
+    present: Tensor | None = None,
+    margin: Tensor | None = None,
+    centre: float = 0.0,
+) -> Tensor:
     """Bradley–Terry over all pairs of unequal rank among K outputs, divided by their number.
 
-        l = −1/P · Σ_{(i,j): rank_i < rank_j} log σ(r_i − r_j),     P = the number of such pairs
+        l = 1/P · Σ_{(i,j): rank_i < rank_j} [−log σ(r_i − r_j − margin_ij) + centre·(r_i + r_j)²]
 
-    Rank 1 is the best; equal ranks are ties and form no pair; a row of ties alone gives 0. A prompt
-    counts once, however many outputs were ranked, so that K outputs need K forwards and do not
-    overfit as K(K−1)/2 separate pairs would.
-    Source: Ouyang et al. 2022, arXiv:2203.02155, Eq. 1 and §3.5. K = 2 is `bradley_terry`.
+    with P the number of such pairs. Rank 1 is the best; equal ranks are ties and form no pair; a
+    row of ties alone gives 0. A prompt counts once, however many outputs were ranked, so that K
+    outputs need K forwards and do not overfit as K(K−1)/2 separate pairs would.
+    Source: Ouyang et al. 2022, arXiv:2203.02155, Eq. 1 and §3.5. K = 2 is `bradley_terry`, where
+    the sources of margin and centring are.
 
     Args:
         scores: [N, K] float.
         ranks: [N, K] integers or floats, smaller is better.
+        present: [N, K] bool; False: a place without an output (fewer than K were ranked), which is
+            in no pair. None: all are there.
+        margin: [N, K, K] float, how much better i is than j in units of the score; None: 0.
+        centre: coefficient ≥ 0 that pulls scores to mean 0.
     Returns:
         [N] float32 (float64 if given it).
     Raises:
-        ValueError: a wrong shape or dtype.
+        ValueError: a wrong shape or dtype, or a negative coefficient.
     """
     scores = _checks.floats("scores", scores, ndim=2)
-    if isinstance(ranks, Tensor) and ranks.is_floating_point():
-        _checks.floats("ranks", ranks, scores.shape)
-    else:
-        _checks.integers("ranks", ranks, scores.shape)
-    wins = ranks[:, :, None] < ranks[:, None, :]  # [N, K, K]: i beats j
-    losses = -logsigmoid(scores[:, :, None] - scores[:, None, :])
+    _checks.within("centre", centre, 0.0)
+    wins = ranked_pairs(_ranks(ranks, scores.shape), present)
+    if present is not None:
+        scores = torch.where(present, scores, 0.0)  # absent ones may hold NaN
+    difference = scores[:, :, None] - scores[:, None, :]
+    if margin is not None:
+        margin = _checks.floats("margin", margin, wins.shape).detach()
+        difference = difference - torch.where(wins, margin, 0.0)
+    losses = -logsigmoid(difference)
+    if centre:
+        losses = losses + centre * (scores[:, :, None] + scores[:, None, :]).square()
     pairs = wins.sum(dim=(1, 2)).clamp(min=1)
     return torch.where(wins, losses, 0.0).sum(dim=(1, 2)) / pairs
+
+
+def ranked_pairs(ranks: Tensor, present: Tensor | None = None) -> Tensor:
+    """[N, K, K] bool: output i has the better (smaller) rank than output j, and both are there.
+
+    Args:
+        ranks: [N, K] integers or floats.
+        present: [N, K] bool; None: all are there.
+    Raises:
+        ValueError: a wrong shape or dtype.
+    """
+    ranks = _ranks(ranks)
+    wins = ranks[:, :, None] < ranks[:, None, :]
+    if present is not None:
+        present = _checks.bools("present", present, ranks.shape)
+        wins = wins & present[:, :, None] & present[:, None, :]
+    return wins
+
+
+def _ranks(ranks: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    check = _checks.integers
+    if isinstance(ranks, Tensor) and ranks.is_floating_point():
+        check = _checks.floats
+    return check("ranks", ranks, shape, ndim=2)
 
 
 # --- shared ---------------------------------------------------------------------------------------

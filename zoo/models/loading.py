@@ -87,7 +87,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = _from_gguf(AutoTokenizer, Path(name).expanduser())
     else:
         assert name is not None
-        tokenizer = _from_hub(AutoTokenizer, name, config)
+        tokenizer = from_hub(AutoTokenizer, name, config)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     if tokenizer.pad_token_id is None:
@@ -115,7 +115,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
         model = load_gguf(Path(config.path).expanduser(), dtype, config.attention)
     else:
         assert config.path is not None
-        model = _from_hub(
+        model = from_hub(
             AutoModelForCausalLM,
             config.path,
             config,
@@ -161,7 +161,14 @@ def _from_gguf(factory: Any, file: Path, **options: Any) -> Any:
         ) from error
 
 
-def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> Any:
+def from_hub(
+    factory: Any, name: str, config: ModelConfig, setting: str = "model.path", **options: Any
+) -> Any:
+    """`factory.from_pretrained` of a folder or a hub name; nothing is asked of an absent hub.
+
+    Raises:
+        ConfigError: it could not be loaded; `setting` is what to change.
+    """
     path = Path(name).expanduser()
     local = path.exists()
     try:
@@ -177,7 +184,7 @@ def _from_hub(factory: Any, name: str, config: ModelConfig, **options: Any) -> A
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(
             f"model {name!r} could not be loaded: {reason}\n"
-            f"Check the name and the network, give a local folder with model.path=FOLDER{hint}."
+            f"Check the name and the network, give a local folder with {setting}=FOLDER{hint}."
         ) from error
 
 

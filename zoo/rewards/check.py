@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from zoo.types import Completion, RewardOutput
 
 Scores = list[float | None]
+# Rewards become float32, and a group's deviation squares them: 1e19² is already infinite there.
+LARGEST = 1e18
 
 
 class RewardError(ValueError):
     """A reward that cannot be used: its name, the row, the text, and what to do."""
 
 
-def check_scores(values: Any, completions: Sequence[Completion], name: str) -> Scores:
+def check_scores(
+    values: Any, completions: Sequence[Completion], name: str, first_row: int = 0
+) -> Scores:
     """One finite number or None for each completion, as plain floats.
 
     Nothing is broadcast: a list of one score for four completions is an error, because it would
@@ -26,8 +31,10 @@ def check_scores(values: Any, completions: Sequence[Completion], name: str) -> S
         values: [B] what the reward returned: a list, tuple, array or tensor.
         completions: [B] what it was asked about.
         name: of the reward or component, for the message.
+        first_row: the number of the first of them, for the message.
     Raises:
-        RewardError: another length, or a value that is no finite number and not None.
+        RewardError: another length, or a value that is neither None nor a finite number of
+            float32 (at most 1e18, so that its square is finite too).
     """
     if hasattr(values, "tolist"):
         values = values.tolist()
@@ -43,7 +50,7 @@ def check_scores(values: Any, completions: Sequence[Completion], name: str) -> S
         )
     return [
         _number(value, row, completion.text, name)
-        for row, (value, completion) in enumerate(zip(values, completions, strict=True))
+        for row, (value, completion) in enumerate(zip(values, completions, strict=True), first_row)
     ]
 
 
@@ -58,7 +65,17 @@ def check_output(output: Any, completions: Sequence[Completion], name: str) -> R
             f"reward {name} returned {_short(output)} ({type(output).__name__}), not a "
             "RewardOutput. Wrap a plain function in zoo.rewards.function.Function."
         )
+    if not isinstance(output.components, Mapping):
+        raise RewardError(
+            f"reward {name} gave components {_short(output.components)}, not a mapping of name to "
+            "scores. Leave them out, or give one list of scores for each name."
+        )
     reasons = output.reasons
+    if not isinstance(reasons, list | tuple):
+        raise RewardError(
+            f"reward {name} gave reasons {_short(reasons)}, not a list. Give one text for each "
+            'completion ("" for none), or none at all.'
+        )
     if len(reasons) not in (0, len(completions)) or not all(isinstance(r, str) for r in reasons):
         raise RewardError(
             f"reward {name} gave {len(reasons)} reasons for {len(completions)} completions. "
@@ -77,13 +94,15 @@ def check_output(output: Any, completions: Sequence[Completion], name: str) -> R
 def _number(value: Any, row: int, text: str, name: str) -> float | None:
     if value is None:
         return None
-    if hasattr(value, "item"):  # a scalar of numpy or torch
-        value = value.item()
-    if isinstance(value, Real) and math.isfinite(value):
+    if hasattr(value, "item") and getattr(value, "size", 1) != 0:  # a scalar of numpy or torch
+        with contextlib.suppress(ValueError, RuntimeError):  # an array of several: refused below
+            value = value.item()
+    if isinstance(value, Real) and math.isfinite(value) and abs(value) <= LARGEST:
         return float(value)
     raise RewardError(
         f"reward {name} gave {_short(value)} ({type(value).__name__}) to row {row}, whose text is "
-        f"{_short(text)}. Return a finite number, or None where it cannot be scored."
+        f"{_short(text)}. Return a finite number (at most {LARGEST:g}), or None where it "
+        "cannot be scored."
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,11 +12,12 @@ from typing import Any
 
 from zoo.data.tokenize import plain_text
 from zoo.rewards.check import RewardError, Scores, check_output, check_scores
+from zoo.rewards.deadline import within
 from zoo.types import Completion, Prompt, RewardOutput
 
 
 class OnError(StrEnum):
-    stop = "stop"  # an exception of the function ends the run, with the row that caused it
+    stop = "stop"  # a failure of the function ends the run, with the row that caused it
     abstain = "abstain"  # that row is left unscored, the others are kept
 
 
@@ -27,15 +30,23 @@ class Function:
     prompt lacks the column. It may leave out those that it does not name, or take `**columns`. It
     returns B numbers, None for what cannot be scored, or a RewardOutput.
 
+    A failure is an exception, `timeout` seconds without an answer, or anything else returned.
+
     Raises:
         ValueError: no function, one that cannot be called this way, or (when called) a
             RewardError that names the function, the row and its text.
     """
 
     fn: Any = None  # a function, or its dotted path such as mine.score
-    on_error: OnError = OnError.stop  # abstain: rows that raise are left unscored
+    on_error: OnError = OnError.stop  # abstain: rows that fail are left unscored
+    timeout: float | None = 300.0  # seconds for the rows of a round together; null: wait for ever
 
     def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise ValueError(
+                f"reward.timeout must be above 0 seconds or null, got {self.timeout}. Leave it out "
+                "for the default."
+            )
         if self.fn is None:
             raise ValueError(
                 "reward.fn is not set: name the function that scores. Try reward.fn=mine.score."
@@ -62,13 +73,15 @@ class Function:
         function = self._function()
         arguments = _arguments(function, prompts, completions, self.label)
         try:
-            returned = function(**arguments)
-        except Exception as error:
-            scores = self._row_by_row(function, arguments, completions, error)
-        else:
+            returned = within(self.timeout, function, arguments)
             if isinstance(returned, RewardOutput):
                 return check_output(returned, completions, self.label)
             scores = check_scores(returned, completions, self.label)
+        # SystemExit too: a function that calls exit() would end the run as if all were well.
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RewardError) and self.on_error is OnError.stop:
+                raise  # what it returned; the message names the row
+            scores = self._row_by_row(function, arguments, completions, error)
         return RewardOutput(total=scores, components={self.label: list(scores)})
 
     def _row_by_row(
@@ -76,15 +89,27 @@ class Function:
         function: Callable[..., Any],
         arguments: dict[str, list[Any]],
         completions: Sequence[Completion],
-        error: Exception,
+        error: BaseException,
     ) -> Scores:
         """After a failure: each row alone, to name the guilty one or to save the others."""
         scores: Scores = []
+        # Rows that hang cost a whole timeout each; two of them are paid for, not two hundred.
+        ends = math.inf if self.timeout is None else time.monotonic() + 2 * self.timeout
         for row, completion in enumerate(completions):
             single = {name: values[row : row + 1] for name, values in arguments.items()}
+            if time.monotonic() >= ends:
+                if self.on_error is OnError.stop:
+                    break
+                scores.append(None)
+                continue
             try:
-                returned = function(**single)
-            except Exception as failure:
+                returned = within(self.timeout, function, single)
+                if isinstance(returned, RewardOutput):
+                    returned = returned.total
+                scores += check_scores(returned, [completion], self.label, first_row=row)
+            except (Exception, SystemExit) as failure:
+                if isinstance(failure, RewardError) and self.on_error is OnError.stop:
+                    raise
                 if self.on_error is OnError.stop:
                     raise RewardError(
                         f"reward {self.label} raised {type(failure).__name__}: {failure} at row "
@@ -92,10 +117,6 @@ class Function:
                         "for what cannot be scored, or set reward.on_error=abstain."
                     ) from failure
                 scores.append(None)
-                continue
-            if isinstance(returned, RewardOutput):
-                returned = returned.total
-            scores += check_scores(returned, [completion], self.label)
         if self.on_error is OnError.stop:
             # No row fails by itself: the failure comes from the rows together.
             raise RewardError(

@@ -22,7 +22,8 @@ def score(
         output = reward(list(prompts), list(completions))
     except RewardError:
         raise
-    except Exception as error:
+    # SystemExit too: a reward that calls exit() would otherwise end the run as if all were well.
+    except (Exception, SystemExit) as error:
         first = completions[0].text if completions else ""
         raise RewardError(
             f"reward {name} raised {type(error).__name__}: {error}. It was asked about "

@@ -18,6 +18,10 @@ from zoo.seeds import uniform_numbers
 from zoo.types import Completion
 
 
+class NumbersError(RuntimeError):
+    """The policy computes NaN or infinity, so no token can be drawn from it."""
+
+
 @dataclass(frozen=True)
 class TorchEngine:
     """Settings of rollouts and of the plain engine.
@@ -175,6 +179,14 @@ class _Decoder:
                 logits = out.logits[:, -1]
             draw = uniforms[alive, t] if uniforms is not None else None
             token, logprob = sample(logits, sampling.temperature, draw)
+            if not bool(logprob.isfinite().all()):
+                row = int(alive[~logprob.isfinite()][0]) // n
+                raise NumbersError(
+                    f"the policy's logits are not finite after {len(prompts[row]) + t} tokens of "
+                    f"the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
+                    "weights or the arithmetic of rollout.dtype broke. Go back to an older "
+                    "checkpoint with a lower train.lr, or set rollout.dtype=null."
+                )
             where = alive[~done].cpu()
             tokens[where, t] = token[~done].cpu()
             logprobs[where, t] = logprob[~done].cpu()
@@ -263,5 +275,6 @@ def sample(logits: Tensor, temperature: float, draw: Tensor | None) -> tuple[Ten
         total = cumulative[:, -1:]
         threshold = torch.minimum(draw[:, None] * total, torch.nextafter(total, total * 0))
         token = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+        token = token.clamp_max(logits.shape[-1] - 1)  # NaN is found past the end; generate refuses it
     chosen = logits.gather(1, token[:, None]).squeeze(1)
     return token, chosen - logits.logsumexp(-1)

@@ -15,13 +15,14 @@ import torch
 
 from zoo.batch import Batch
 from zoo.build import Run
-from zoo.distributed import barrier, from_main, gathered, is_main
+from zoo.distributed import barrier, from_main, gathered, is_main, rank
 from zoo.evaluate.evaluator import Evaluated
 from zoo.measure.cost import ModelCost
 from zoo.measure.memory import PhaseMemory
 from zoo.measure.recorder import Recorder
 from zoo.models.loading import save_policy
 from zoo.rollout.source import Sampled
+from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
 from zoo.train.figures import (
     bytes_by_component,
@@ -108,25 +109,24 @@ class Session:
             return
         progress.bad_updates += 1
         progress.skipped_updates += 1
-        path = self.folder / f"bad_batch_step_{step:06d}.pt"
-        if is_main():
-            held = {
-                name: getattr(batch, name)
-                for name in ("input_ids", "completion_mask", "rewards", "advantages")
-                if getattr(batch, name) is not None
-            }
-            torch.save({**held, "prompt_ids": batch.prompt_ids, "reason": done.reason}, path)
-        self.recorder.warning(
-            "refused_update",
-            f"step {step}: update refused, {done.reason}; prompts {', '.join(batch.prompt_ids[:4])}"
-            f"…; the batch is in {path.name}",
-        )
+        told = "; ".join(part for part in gathered(self._bad_batch(done, batch, step)) if part)
+        self.recorder.warning("refused_update", f"step {step}: update refused, {done.reason}; {told}")
         if progress.bad_updates >= train.max_bad_updates:
             raise TrainingError(
                 f"{progress.bad_updates} updates in a row were refused, the last because "
-                f"{done.reason}. Its batch is in {path}; look at its rewards and lengths, then "
-                f"lower train.lr (now {train.lr}) or train.max_grad_norm."
+                f"{done.reason}. Look at {told} in {self.folder}, then lower train.lr (now "
+                f"{train.lr}) or train.max_grad_norm."
             )
+
+    def _bad_batch(self, done: Updated, batch: Batch, step: int) -> str:
+        """Keep this process's part of a refused batch; which rows, and in which file."""
+        rows = bad_rows(batch, self.run.policy)
+        name = f"bad_batch_step_{step:06d}{f'.rank{rank()}' if rank() else ''}.pt"
+        try:
+            save_bad_batch(self.folder / name, batch, done.reason, rows)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            return f"{describe_rows(batch, rows)} ({name} could not be written: {error})"
+        return f"{describe_rows(batch, rows)} of {name}"
 
     def record(self, step: int, sampled: Sampled, pool: Pool) -> None:
         """One line of metrics, and some completions to read."""
@@ -377,6 +377,13 @@ class Session:
         if timeouts > 0.05:
             self.recorder.warning(
                 "reward_timeout", f"{timeouts:.0%} of the verdicts ran into their time limit."
+            )
+        abstained = metrics.get("reward/abstained", 0.0)
+        if abstained > 0.5:
+            self.recorder.warning(
+                "abstained",
+                f"the reward could not score {abstained:.0%} of the completions, which are left "
+                "out of training. Read their reasons in rollouts.jsonl.",
             )
         if metrics.get("empty_batch"):
             self.recorder.warning(

@@ -1,0 +1,157 @@
+"""The reward model: a backbone with a scalar head, read where a row's last real token is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from zoo.batch import Batch
+from zoo.config import ConfigError, ModelConfig
+from zoo.models.loading import from_hub
+from zoo.models.policy import disable_dropout
+from zoo.seeds import torch_generator
+
+# In the config.json of a saved reward model: mean and deviation of its scores when last judged.
+MEAN, DEVIATION = "zoo_score_mean", "zoo_score_std"
+
+
+class RewardModel(nn.Module):
+    """How good a completion is, as one number for the whole row.
+
+        score[b] = w · h[b, last(b)]
+
+    `last(b)` is the row's last real token by its mask, never by the id of a filler, so a filler
+    that is EOS, or one that occurs in the text, changes nothing. The score is in float32 whatever
+    the weights are; dropout is off.
+
+    It wraps a transformers sequence classifier with one label. Encoders, whose classifier reads
+    the row in its own way (a pooled first token), are called as they are.
+
+    Raises:
+        ConfigError: more labels than one.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        if int(model.config.num_labels) != 1:
+            raise ConfigError(
+                f"{type(model).__name__} has {model.config.num_labels} labels, and a reward is one "
+                "number. Use a sequence classifier with num_labels=1."
+            )
+        disable_dropout(model)
+        self.model = model
+        self.head = getattr(model, "score", None)  # None: the model's own way
+        # Of the scores of the last evaluation; `reward=learned` can take them off again.
+        self.register_buffer("score_mean", torch.tensor(float(getattr(model.config, MEAN, 0.0))))
+        self.register_buffer("score_std", torch.tensor(float(getattr(model.config, DEVIATION, 1.0))))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[B] float32 scores, with gradient."""
+        return self.scores(batch.input_ids, batch.attention_mask)
+
+    def scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B] float32 scores of rows padded on either side.
+
+        Args:
+            input_ids: [B, T] int64.
+            attention_mask: [B, T] bool: real tokens, at least one a row.
+        """
+        mask = attention_mask.long()
+        if self.head is None:
+            return self.model(input_ids=input_ids, attention_mask=mask).logits[:, 0].float()
+        backbone: Any = self.model.base_model
+        hidden = backbone(
+            input_ids=input_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        rows = torch.arange(len(hidden), device=hidden.device)
+        read = hidden[rows, last_real(attention_mask)]
+        wide = torch.promote_types(read.dtype, torch.float32)
+        bias = None if self.head.bias is None else self.head.bias.to(wide)
+        return nn.functional.linear(read.to(wide), self.head.weight.to(wide), bias).squeeze(-1)
+
+    def remember(self, mean: float, std: float) -> None:
+        """Keep mean and deviation of the scores beside the weights."""
+        self.score_mean.fill_(mean)
+        self.score_std.fill_(std)
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """An ordinary transformers folder, for `reward=learned` and for anything else."""
+        config: Any = self.model.config
+        setattr(config, MEAN, float(self.score_mean))
+        setattr(config, DEVIATION, float(self.score_std))
+        config.pad_token_id = tokenizer.pad_token_id  # transformers' own forward asks for one
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def last_real(attention_mask: Tensor) -> Tensor:
+    """[B] column of the last real token of each row, padded on either side or on both."""
+    columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    return torch.where(attention_mask.bool(), columns, -1).amax(1)
+
+
+def from_policy(model: PreTrainedModel, seed: int) -> RewardModel:
+    """A reward model on the backbone of a causal LM (shared, not copied), with a fresh head.
+
+    The head's weights are drawn from N(0, 1/(d + 1)), so scores start near 0 with a spread near 1.
+
+    Raises:
+        ConfigError: transformers has no sequence classifier of this architecture, or one that does
+            not read the last token.
+    """
+    described = type(model.config).from_dict({**model.config.to_dict(), "num_labels": 1})
+    described._attn_implementation = model.config._attn_implementation
+    refused = ConfigError(
+        f"no reward model can be made of {type(model).__name__}: transformers has no sequence "
+        "classifier of this architecture that reads the last token. Use another model."
+    )
+    try:
+        with torch.device("meta"):
+            shell: Any = AutoModelForSequenceClassification.from_config(described)
+    except ValueError as error:
+        raise refused from error
+    head = getattr(shell, "score", None)
+    if not isinstance(head, nn.Linear) or shell.base_model_prefix != model.base_model_prefix:
+        raise refused
+    setattr(shell, shell.base_model_prefix, model.base_model)
+    generator = torch_generator(seed, "reward head")
+    weight = torch.randn(1, head.in_features, generator=generator) / (head.in_features + 1) ** 0.5
+    shell.score = nn.Linear(head.in_features, 1, bias=False, dtype=model.dtype)
+    with torch.no_grad():
+        shell.score.weight.copy_(weight)
+    return RewardModel(shell)
+
+
+def load_reward_model(config: ModelConfig) -> RewardModel:
+    """A trained one: a folder that `save` wrote, or any sequence classifier with one label.
+
+    Raises:
+        ConfigError: nothing at the path, no hub within reach, weights missing, or several labels.
+    """
+    assert config.path is not None
+    model, facts = from_hub(
+        AutoModelForSequenceClassification,
+        config.path,
+        config,
+        "reward.path",
+        dtype=getattr(torch, config.dtype),
+        attn_implementation=config.attention,
+        output_loading_info=True,
+    )
+    fresh = sorted(facts["missing_keys"])
+    if fresh:
+        raise ConfigError(
+            f"{config.path} has no weights for {', '.join(fresh[:3])}, so its scores would be "
+            "random: it is a language model, not a reward model. Train one on it with "
+            "algorithm=reward_model, and name the folder reward_model/ of that run."
+        )
+    return RewardModel(model)
