@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from zoo.algorithms.base import Algorithm, DataKind
 from zoo.config import ConfigError, ModelConfig, RunConfig
+from zoo.data.fitting import SHARE, context_of, fitting, fitting_prompts
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import (
@@ -25,7 +26,9 @@ from zoo.data.tokenize import (
 )
 from zoo.distributed import barrier, is_main, world_size
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet, tokenized_sets
+from zoo.evaluate.preferences import PreferenceEvaluator, held_out
 from zoo.instantiate import resolved
+from zoo.measure.cost import ModelCost
 from zoo.measure.timing import Timer
 from zoo.models.critic import Critic
 from zoo.models.loading import (
@@ -33,12 +36,15 @@ from zoo.models.loading import (
     check_model_config,
     load_model,
     load_tokenizer,
+    reading,
+    save_policy,
     weights_hash,
 )
 from zoo.models.models import Models
 from zoo.models.policy import Policy
 from zoo.models.recipe import resolve_start
 from zoo.models.reference import load_reference
+from zoo.models.reward_model import from_policy
 from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
@@ -60,14 +66,46 @@ class Run:
     models: Models
     trainables: dict[str, Trainable]
     source: Any  # RolloutSource or DatasetSource
-    evaluator: Evaluator
-    engine: Any
+    evaluator: Evaluator | PreferenceEvaluator
+    engine: Any  # None: nothing is sampled
     timer: Timer
     start_hash: str
     max_completion_length: int
-    policy: Policy  # unwrapped
+    policy: Policy | None  # unwrapped; None: only a reward model is trained
+    start_cost: ModelCost
     heldout: TokenizedSet | None = None
     presampled: PairSet | None = None  # what pair sampling cost, if the data are own samples
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, message) of warnings
+
+    @property
+    def role(self) -> str:
+        """What the run makes, which is also the name of its folder."""
+        return "reward_model" if self.policy is None else "policy"
+
+    @property
+    def made(self) -> Any:
+        """The unwrapped module that the run makes, judges and saves."""
+        if self.policy is not None:
+            return self.policy
+        return self.accelerator.unwrap_model(self.models.reward_model)
+
+    @property
+    def heldout_name(self) -> str:
+        """The evaluation set that says how good it is."""
+        return "heldout" if self.policy is not None else "heldout_pairs"
+
+    @property
+    def best_metric(self) -> str:
+        """`evaluate.best_metric`, where `heldout` is whatever this run is held to."""
+        name, slash, key = self.config.evaluate.best_metric.partition("/")
+        return (self.heldout_name if name == "heldout" else name) + slash + key
+
+    def save(self, folder: Path) -> None:
+        """What the run makes, as an ordinary transformers folder."""
+        if self.policy is None:
+            self.made.save(folder, self.tokenizer)
+        else:
+            save_policy(self.policy.model, self.tokenizer, folder)
 
 
 def check(config: RunConfig) -> None:
@@ -84,8 +122,10 @@ def check(config: RunConfig) -> None:
     data_name = type(data).__name__
     reward = _reward(config)
     kind = str(needs.data)
+    if needs.data is DataKind.rankings and kind not in offers:
+        kind = str(DataKind.pairs)  # groups of two
     if kind not in offers:
-        sampled = needs.data in (DataKind.pairs, DataKind.labelled) and "prompts" in offers
+        sampled = needs.data is not DataKind.examples and "prompts" in offers
         if not sampled:
             raise ConfigError(
                 f"algorithm={name} reads {kind}, but data {data_name} offers only "
@@ -121,6 +161,16 @@ def check(config: RunConfig) -> None:
             f"{train.groups // world_size()} groups that each process has a step "
             f"(train.groups={train.groups}). Lower it, or raise train.groups."
         )
+    if train.stop_at.metric is not None and "policy" not in needs.trains:
+        raise ConfigError(
+            f"train.stop_at.metric={train.stop_at.metric} is about a policy's answers, and "
+            f"algorithm={name} trains none. Use train.stop_at.metric=null."
+        )
+    if not 0 <= config.evaluate.heldout_pairs < 1:
+        raise ConfigError(
+            "evaluate.heldout_pairs must be a share of the prompts, at least 0 and below 1, got "
+            f"{config.evaluate.heldout_pairs}. Try 0.1."
+        )
     if train.stop_at.metric not in (None, "heldout/greedy"):
         raise ConfigError(
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
@@ -146,6 +196,27 @@ class Start:
     stops: tuple[int, ...]
     pad: int
     limit: int  # of new tokens
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, message) of warnings
+
+    def fitting(self, prompts: list[Prompt], what: str, share: float = SHARE) -> list[Prompt]:
+        """The prompts that fit the model's context; those left out become a note."""
+        context = context_of(self.policy.model)
+        kept, note = fitting_prompts(prompts, self.limit, context, what, share)
+        self.notes += [("too_long", note)] if note else []
+        return kept
+
+    def fitting_groups(self, groups: list[Group]) -> list[Group]:
+        """The groups that fit the model's context; those left out become a note."""
+        kept, note = fitting(
+            groups,
+            tokens=lambda g: len(g.prompt.token_ids) + max(map(len, g.completions)),
+            name=lambda g: g.prompt.id,
+            context=context_of(self.policy.model),
+            what="training rows",
+            way_out="Shorten them or leave them out, or use a model with a longer one.",
+        )
+        self.notes += [("too_long", note)] if note else []
+        return kept
 
 
 def load_start(config: RunConfig, device: torch.device, temperature: float, task: Task) -> Start:
@@ -164,7 +235,7 @@ def load_start(config: RunConfig, device: torch.device, temperature: float, task
         barrier()
     _check_vocabulary(tokenizer, model)
     stops = stop_token_ids(tokenizer, getattr(model, "generation_config", None))
-    policy = Policy(model, temperature).to(device)
+    policy = Policy(model, temperature, **reading(found)).to(device)
     policy.check_head()
     pad = int(tokenizer.pad_token_id)
     engine = config.rollout.engine(lambda ids: decode_completion(tokenizer, ids, stops), pad)
@@ -178,8 +249,12 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator of the data's sets; `again` loads the start afresh to measure drift from it."""
     settings = config.evaluate
+    sets = tokenized_sets(start.tokenizer, config.data.evaluation_sets(), settings.problems)
+    for item in sets:
+        if item.prompts:  # none may be left out: a score would be of another set
+            start.fitting(list(item.prompts), f"problems of the set {item.name}", share=0.0)
     return Evaluator(
-        sets=tokenized_sets(start.tokenizer, config.data.evaluation_sets(), settings.problems),
+        sets=sets,
         engine=start.engine,
         samples=settings.samples,
         pass_k=settings.pass_k,
@@ -208,6 +283,7 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     temperature = config.rollout.temperature if on_policy else 1.0
     start = load_start(config, device, temperature, task)
     start_hash = weights_hash(start.policy.model)
+    start_cost = ModelCost.of(start.policy)
     if needs.value_head:
         start.policy.add_value_head()
     timer = Timer(device)
@@ -215,14 +291,20 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     def again() -> Policy:
         return load_reference(start.model, config.seed, temperature, str(device))
 
+    load_frozen = getattr(_reward(config), "load", None)
+    if load_frozen is not None and (on_policy or str(needs.data) not in config.data.offers):
+        load_frozen(device)  # a learned reward: its errors come before the first step
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = algorithm.initial_state()
     models.sampler_is_policy = config.rollout.dtype in (None, config.model.dtype)
-    presampled = None
+    presampled, judged = None, []
     if on_policy:
         source: Any = _rollouts(config, start, timer)
     else:
         groups, presampled = _groups(config, start, start_hash, task)
+        groups = start.fitting_groups(groups)
+        if "policy" not in needs.trains:
+            groups, judged = held_out(groups, config.evaluate.heldout_pairs)
         source = DatasetSource(groups, config.train.groups, config.seed, start.pad)
     if needs.reference and (on_policy or needs.reference_live):
         models.reference = again()
@@ -232,7 +314,22 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         )
     if needs.critic:
         models.critic = _critic(config, start.model).to(device)
-    evaluator = make_evaluator(config, start, again)
+    if "reward_model" in needs.trains:
+        own = None if "policy" in needs.trains else start.policy.model
+        model = own if own is not None else load_model(start.model, config.seed)
+        models.reward_model = from_policy(model, config.seed).to(device)
+    policy: Policy | None = start.policy
+    if "policy" in needs.trains:
+        evaluator: Any = make_evaluator(config, start, again)
+    else:  # its weights live on in what is trained; the rest is freed
+        policy = models.policy = start.engine = None
+        evaluator = PreferenceEvaluator(
+            groups=judged,
+            collate=source.collate,
+            micro_batch_tokens=config.train.micro_batch_tokens,
+            texts_written=config.evaluate.texts_written,
+            device=device,
+        )
     return Run(
         config=config,
         algorithm=algorithm,
@@ -246,9 +343,11 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         timer=timer,
         start_hash=start_hash,
         max_completion_length=start.limit,
-        policy=start.policy,
+        policy=policy,
+        start_cost=start_cost,
         heldout=next((s for s in evaluator.sets if s.name == "heldout"), None),
         presampled=presampled,
+        notes=start.notes,
     )
 
 
@@ -275,7 +374,7 @@ def _trainables(
 
 def _rollouts(config: RunConfig, start: Start, timer: Timer) -> RolloutSource:
     return RolloutSource(
-        tokenize_prompts(start.tokenizer, config.data.prompts()),
+        start.fitting(tokenize_prompts(start.tokenizer, config.data.prompts()), "training prompts"),
         start.engine,
         _reward(config),
         groups=config.train.groups,
@@ -312,7 +411,8 @@ def _critic(config: RunConfig, start: Any) -> Critic:
     if config.model.critic is not None:
         source = replace(start, path=config.model.critic, architecture=None, recipe=None)
     model = load_model(source, config.seed)
-    return Critic(model.base_model, int(model.config.get_text_config().hidden_size))
+    width = int(model.config.get_text_config().hidden_size)
+    return Critic(model.base_model, width, **reading(source))
 
 
 def _groups(
@@ -340,8 +440,10 @@ def _groups(
                 "labelled. Use a reward that does not abstain on all of them."
             )
         return _labelled_groups(tokenizer, made.labelled, stops), made
+    if kind is DataKind.rankings and "rankings" in data.offers:
+        return _ranking_groups(tokenizer, data.rankings(), stops), None
     if "pairs" in data.offers:
-        return _pair_groups(tokenizer, data.pairs(), stops), None
+        return _pair_groups(tokenizer, data.pairs(), stops, kind), None
     made = _sampled_pairs(config, start, start_hash, task)
     if not made.pairs:
         raise ConfigError(
@@ -349,7 +451,7 @@ def _groups(
             "scores were equal (all right or all wrong). Use easier or harder prompts, a reward "
             "with finer steps, or a larger rollout.group_size."
         )
-    return _pair_groups(tokenizer, made.pairs, stops), made
+    return _pair_groups(tokenizer, made.pairs, stops, kind), made
 
 
 def _labelled_groups(tokenizer: Any, rows: list[LabelledCompletion], stops: Any) -> list[Group]:
@@ -366,7 +468,34 @@ def _labelled_groups(tokenizer: Any, rows: list[LabelledCompletion], stops: Any)
     ]
 
 
-def _pair_groups(tokenizer: Any, pairs: list[PreferencePair], stops: Any) -> list[Group]:
+def _ranking_groups(tokenizer: Any, rankings: list[Any], stops: Any) -> list[Group]:
+    """Groups of the largest K; where fewer were ranked, the places left over are empty."""
+    prompts = tokenize_prompts(tokenizer, [r.prompt for r in rankings])
+    texts = [text for r in rankings for text in r.completions]
+    repeated = [p for p, r in zip(prompts, rankings, strict=True) for _ in r.completions]
+    encoded = iter(encode_completions(tokenizer, repeated, texts, stops))
+    size = max(len(r.completions) for r in rankings)
+    groups = []
+    for prompt, ranking in zip(prompts, rankings, strict=True):
+        count = len(ranking.completions)
+        ids = [tuple(next(encoded)) for _ in range(count)]
+        spare = size - count
+        groups.append(
+            Group(
+                prompt,
+                (*ids, *[()] * spare),
+                (*ranking.completions, *[""] * spare),
+                labels=(*ranking.scores, *[0.0] * spare),
+                strengths=(*ranking.scores, *[0.0] * spare),
+                present=(*[True] * count, *[False] * spare),
+            )
+        )
+    return groups
+
+
+def _pair_groups(
+    tokenizer: Any, pairs: list[PreferencePair], stops: Any, kind: DataKind
+) -> list[Group]:
     prompts = tokenize_prompts(tokenizer, [p.prompt for p in pairs])
     sides = []
     for ids_name, text_name in (("chosen_ids", "chosen"), ("rejected_ids", "rejected")):
@@ -380,8 +509,16 @@ def _pair_groups(tokenizer: Any, pairs: list[PreferencePair], stops: Any) -> lis
             given[i] = tuple(ids)
         sides.append((given, texts))
     (chosen, chosen_texts), (rejected, rejected_texts) = sides
+    ranked = kind is DataKind.rankings
+    margins = ranked and any(p.margin is not None for p in pairs)
     return [
-        Group(prompts[i], (chosen[i], rejected[i]), (chosen_texts[i], rejected_texts[i]))
+        Group(
+            prompts[i],
+            (chosen[i], rejected[i]),
+            (chosen_texts[i], rejected_texts[i]),
+            labels=(1.0, 0.0) if ranked else (),
+            strengths=(pairs[i].margin or 0.0, 0.0) if margins else (),
+        )
         for i in range(len(pairs))
     ]
 
@@ -391,7 +528,7 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
     data, rollout, engine = config.data, config.rollout, start.engine
     reward: Reward = _reward(config)
     sampling = Sampling(rollout.temperature, start.limit, start.stops)
-    prompts = tokenize_prompts(start.tokenizer, data.prompts())
+    prompts = start.fitting(tokenize_prompts(start.tokenizer, data.prompts()), "training prompts")
     budget = rollout.pair_completions
     if budget is None:
         budget = max(config.train.steps, 1) * config.train.groups * rollout.group_size
@@ -416,9 +553,8 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
         key["labels"] = True
 
     def make() -> PairSet:
-        with task(
-            f"sampling {config.algorithm.needs.data} from the start", budget // rollout.group_size
-        ) as advance:
+        what = config.algorithm.needs.data if labels else DataKind.pairs
+        with task(f"sampling {what} from the start", budget // rollout.group_size) as advance:
             seen = 0
 
             def progress(done: int, total: int) -> None:

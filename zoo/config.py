@@ -38,6 +38,8 @@ class ModelConfig:
     fetch: str | None = None  # what `zoo fetch` can convert where no hub is reachable
     chat_template: str | None = None  # replaces the tokenizer's own
     dtype: str = "float32"  # of the trained (master) weights
+    compute_dtype: str | None = None  # of forward and backward: bfloat16 for speed; null: dtype
+    packed: bool = True  # a prompt once for all its completions, no padding
     attention: str = "sdpa"  # transformers' attn_implementation
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
@@ -87,6 +89,7 @@ class EvaluateConfig:
     pass_k: list[int] = field(default_factory=lambda: [1, 4])
     greedy: bool = True
     kl_to_start: bool = True  # drift on sampled completions; loads the start for a moment
+    heldout_pairs: float = 0.1  # share of the prompts whose pairs judge a reward model
     best_metric: str = "heldout/accuracy"  # never the training reward
     texts_written: int = 16  # completions kept for reading, from each set
 

@@ -206,9 +206,9 @@ class Shape:
 
 
 def group_size_for(needs: Needs) -> int:
-    """Rows a group in the checks: 4 samples of a prompt, 2 of a pair, 1 otherwise, or what is
-    needed."""
-    usual = {DataKind.prompts: 4, DataKind.pairs: 2}.get(needs.data, 1)
+    """Rows a group in the checks: 4 samples of a prompt, 2 of a pair, 3 of a ranking, 1 otherwise,
+    or what is needed."""
+    usual = {DataKind.prompts: 4, DataKind.pairs: 2, DataKind.rankings: 3}.get(needs.data, 1)
     return max(usual, needs.min_group_size)
 
 
@@ -216,7 +216,8 @@ def make_batch(needs: Needs, shape: Shape | None = None, **changes: Any) -> Batc
     """A ragged batch of the kind that `needs.data` names, with random tokens.
 
     A completion ends with the stop token unless it is truncated, and the filler is that same
-    token. Prompts come with rewards and who was scored; labelled rows with labels 1 and 0.
+    token. Prompts come with rewards and who was scored, rankings with their order and which places
+    hold an output; labelled rows with labels 1 and 0.
     """
     shape = shape or Shape(group_size=group_size_for(needs))
     shape = dataclasses.replace(shape, **changes)
@@ -248,6 +249,9 @@ def make_batch(needs: Needs, shape: Shape | None = None, **changes: Any) -> Batc
     if needs.data is DataKind.labelled:
         labels = (torch.arange(rows) % 2).float()
         return batch.replace(rewards=labels, scored=torch.ones(rows, dtype=torch.bool))
+    if needs.data is DataKind.rankings:  # some with a place less
+        there = torch.arange(rows) % 8 != 5
+        return batch.replace(rewards=_rewards(shape), scored=there)
     if needs.data is not DataKind.prompts:
         return batch
     return batch.replace(rewards=_rewards(shape), scored=_scored(shape))
@@ -482,6 +486,7 @@ def bandit_run(
     algorithm: Algorithm,
     *,
     sign: float = 1.0,
+    shift: float = 0.0,
     steps: int = 20,
     groups: int = 4,
     lr: float = 0.05,
@@ -490,10 +495,10 @@ def bandit_run(
 ) -> Any:
     """Twenty steps on two tokens, from π = (½, ½); the trained policy (or reward model).
 
-    Token 1 is rewarded with `sign`, and token 0 with 0. By what the algorithm needs: completions of
-    the policy (groups of 8); pairs with the rewarded token chosen; the rewarded token as example;
-    both tokens, labelled. Adam by default, since its steps do not depend on a loss's scale, which
-    differs by design (a preference loss has β in its slope).
+    Token 1 is rewarded with `sign` and token 0 with 0, both plus `shift`. By what the algorithm
+    needs: completions of the policy (groups of 8); pairs and rankings with that token ahead; that
+    token as example; both tokens, labelled. Adam by default, since its steps do not
+    depend on a loss's scale, which differs by design (a preference loss has β in its slope).
     """
     models = bandit_models(algorithm)
     needs = algorithm.needs
@@ -506,7 +511,7 @@ def bandit_run(
     models.state = algorithm.initial_state()
     for step in range(steps):
         generator = torch.Generator().manual_seed(seed * 1000 + step)
-        batch = _bandit_data(needs, models, sign, groups, generator)
+        batch = _bandit_data(needs, models, sign, shift, groups, generator)
         if needs.data is DataKind.prompts:
             kept = algorithm.keep(batch)
             if not bool(kept.any()):
@@ -531,7 +536,12 @@ def bandit_models(algorithm: Algorithm, logits: Sequence[float] = (0.0, 0.0)) ->
 
 
 def _bandit_data(
-    needs: Needs, models: Models, sign: float, groups: int, generator: torch.Generator
+    needs: Needs,
+    models: Models,
+    sign: float,
+    shift: float,
+    groups: int,
+    generator: torch.Generator,
 ) -> Batch:
     better = 1 if sign > 0 else 0
     if needs.data is DataKind.prompts:
@@ -541,7 +551,7 @@ def _bandit_data(
         drawn = (torch.rand(rows, generator=generator) < chance).long()
         batch = bandit_batch(drawn.tolist(), size)
         return batch.replace(
-            rewards=sign * drawn.float(),
+            rewards=sign * drawn.float() + shift,
             scored=torch.ones(rows, dtype=torch.bool),
             sampling_logprobs=models.policy_logprobs(batch),
         )
@@ -549,8 +559,11 @@ def _bandit_data(
         batch = bandit_batch([0, 1] * groups, 1)
         good = batch.input_ids[:, 1] == better
         return batch.replace(rewards=good.float(), scored=torch.ones_like(good))
-    if needs.data is DataKind.pairs:
+    if needs.data in (DataKind.pairs, DataKind.rankings):
         batch = bandit_batch([better, 1 - better] * groups, 2)
+        if needs.data is DataKind.rankings:
+            order = (torch.arange(batch.n_rows) % 2 == 0).float()
+            batch = batch.replace(rewards=order, scored=torch.ones_like(order).bool())
     else:
         batch = bandit_batch([better] * groups, 1)
     return with_logprobs(batch, needs, models)

@@ -279,7 +279,7 @@ class RowDeviation(SFT):
         total = logprobs.new_zeros(())
         for row, counted in zip(logprobs, mask, strict=True):
             own = row[counted]
-            total = total - (own / own.detach().std()).sum()
+            total = total - (own / own.detach().var(correction=1).sqrt()).sum()
         yield LossTerm("policy", total / batch.scale.tokens)
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.contract.broken import BROKEN
-from zoo.algorithms.base import Algorithm
+from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.algorithms.dpo import DPO
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO, Truncation
+from zoo.algorithms.sft import SFT
+from zoo.batch import Batch
 from zoo.compose import config_dir
 from zoo.contract import CLAUSES, TWO_PROCESSES, Clause, Report, check_algorithms
-from zoo.functional import Average, KLEstimator
+from zoo.functional import Average, KLEstimator, adaptive_kl_coef
 from zoo.instantiate import build
+from zoo.models.models import Models
 from zoo.testing import bandit_run, check_algorithm
 
 NAMES = sorted(path.stem for path in config_dir().glob("algorithm/*.yaml"))
@@ -49,6 +54,7 @@ def test_variant_keeps_the_contract(name: str) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # one mistake is just that
 @pytest.mark.parametrize("kind", [k for k, c in BROKEN.items() if c != TWO_PROCESSES])
 def test_mistake_breaks_the_clause_that_names_it(
     kind: type[Algorithm], monkeypatch: pytest.MonkeyPatch
@@ -87,6 +93,57 @@ def test_report_says_what_is_broken_and_where() -> None:
     report = Report("mine", (Clause("a", True), Clause("b", False, "loss is nan")), 1.0)
     assert not report.passed and report.broken == ("b",)
     assert "BREAKS" in str(report) and "BROKEN   b: loss is nan" in str(report)
+
+
+@dataclass(frozen=True)
+class RightOnesOnly(SFT):
+    """Imitates what reached a threshold: the level of a reward counts, and that is no mistake."""
+
+    threshold: float = 0.5
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(DataKind.prompts, min_group_size=2)
+
+    def prepare(self, batch: Batch, models: Models) -> Batch:
+        assert batch.rewards is not None and batch.scored is not None
+        right = (batch.rewards >= self.threshold) & batch.scored
+        return batch.replace(completion_mask=batch.completion_mask & right[:, None])
+
+
+@dataclass(frozen=True)
+class EveryOtherToken(SFT):
+    """Trains a part of each completion, which leaves the last token out of some of them."""
+
+    def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
+        count = batch.completion_mask.long().cumsum(1)
+        chosen = batch.completion_mask & (count % 2 == 1)
+        assert batch.scale is not None
+        loss = torch.where(chosen, -models.policy(batch).logprobs, 0.0)
+        yield LossTerm("policy", loss.sum() / batch.scale.tokens)
+
+
+@dataclass(frozen=True)
+class AdaptivePrice(GRPO):
+    """A coefficient that is state across steps."""
+
+    kl_coef: float = 0.1
+
+    def initial_state(self) -> dict[str, float]:
+        return {"coef": self.kl_coef}
+
+    def next_state(self, state: dict[str, float], metrics: dict[str, Any]) -> dict[str, float]:
+        return {"coef": adaptive_kl_coef(state["coef"], metrics.get("kl_ref", 0.0), 0.1, 1, 100)}
+
+    def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
+        now = dataclasses.replace(self, kl_coef=models.state["coef"])
+        yield from GRPO.losses(now, batch, models)
+
+
+@pytest.mark.parametrize("kind", [RightOnesOnly, EveryOtherToken, AdaptivePrice])
+def test_unusual_algorithm_is_no_mistake(kind: type[Algorithm]) -> None:
+    report = check_algorithm(kind())
+    assert report.passed, str(report)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,22 @@ is 0; after one that the length limit cut, `truncation=bootstrap` takes the crit
 `terminal` takes 0. The policy term is backpropagated before the critic's forward: their
 activations never exist together.
 
+With `kl_target` β steers itself: after each step, from the step's mean KL a completion,
+β ← β (1 + clip((KL − target)/target, ±0.2) / horizon); β is state, logged as state/kl_coef and
+checkpointed. With `kl_stop` the updates still to come of a step are skipped once an update has
+seen kl_old above it; that update itself is made, and skipped ones do not count as updates.
+
 Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; GAE: arXiv:1506.02438, eq. 16; the KL price
-and the value clip as in Ziegler et al. 2019, arXiv:1909.08593, §2, and Ouyang et al. 2022, eq. 2.
+and the value clip as in Ziegler et al. 2019, arXiv:1909.08593, §2, and Ouyang et al. 2022, eq. 2;
+adaptive β: Ziegler et al. §2.2, whose gain of 0.1 an update is a horizon of 10 steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +36,7 @@ from zoo.distributed import pooled
 from zoo.functional import (
     Average,
     KLEstimator,
+    adaptive_kl_coef,
     aggregate,
     clipped_surrogate,
     gae,
@@ -54,6 +61,9 @@ class PPO(Algorithm):
     clip_eps_high: float | None = None  # null: the same as clip_eps
     kl_coef: float = 0.05  # β; price per nat of drift, in the reward; 0: no reference is loaded
     kl_estimator: KLEstimator = KLEstimator.k1
+    kl_target: float | None = None  # nats a completion to steer to by moving β; null: β is fixed
+    kl_horizon: int = 10  # steps over which β may change by a fifth
+    kl_stop: float | None = None  # nats a token from the sampling policy; beyond, a step ends early
     gamma: float = 1.0
     gae_lambda: float = 0.95  # 1: Monte Carlo; 0: one-step TD
     value_coef: float = 1.0  # the critic has an optimizer of its own, so this only scales its clip
@@ -73,9 +83,31 @@ class PPO(Algorithm):
                     f"algorithm.{key} must lie in [0, 1], got {getattr(self, key)}. "
                     f"Leave it out for the default."
                 )
+        self._check_kl()
         if self.value_clip is not None and not self.value_clip > 0:
             raise ValueError(
                 f"algorithm.value_clip must be above 0 or null, got {self.value_clip}."
+            )
+
+    def _check_kl(self) -> None:
+        for key in ("kl_target", "kl_stop"):
+            if getattr(self, key) is not None and not getattr(self, key) > 0:
+                raise ValueError(
+                    f"algorithm.{key} must be above 0 or null, got {getattr(self, key)}."
+                )
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError(
+                f"algorithm.kl_target={self.kl_target} steers kl_coef, which is 0 and would stay "
+                "so. Start from algorithm.kl_coef=0.05, or leave kl_target out."
+            )
+        if self.kl_horizon < 1:
+            raise ValueError(
+                f"algorithm.kl_horizon must be at least 1 step, got {self.kl_horizon}."
+            )
+        if self.kl_stop is not None and self.updates_per_step == 1:
+            raise ValueError(
+                f"algorithm.kl_stop={self.kl_stop} has nothing to skip with one update a step. "
+                "Raise algorithm.epochs or algorithm.minibatches, or leave it out."
             )
 
     @property
@@ -105,7 +137,8 @@ class PPO(Algorithm):
             now = now if now is not None else models.policy_logprobs(batch)
             kl = kl_penalty(now, reference, mask, self.kl_estimator)
             batch = batch.replace(ref_logprobs=reference)
-        token_rewards = kl_token_rewards(rewards, kl, mask, self.kl_coef)
+        price = models.state.get("kl_coef", self.kl_coef)
+        token_rewards = kl_token_rewards(rewards, kl, mask, price)
         values, final = models.critic_values(batch)
         bootstrap = None
         if self.truncation is Truncation.bootstrap:
@@ -142,7 +175,9 @@ class PPO(Algorithm):
         )
         metrics = surrogate_metrics(surrogate, out, batch)
         if self.kl_coef > 0:
-            metrics["kl_ref"] = (masked_sum(batch.extra["kl_ref"], mask), tokens)
+            drift = masked_sum(batch.extra["kl_ref"], mask)
+            metrics["kl_ref"] = (drift, tokens)
+            metrics["kl_ref_sequence"] = (drift, mask.any(1).sum())
         yield LossTerm(
             "policy", aggregate(surrogate.loss, mask, batch.scale, self.average), metrics
         )
@@ -162,3 +197,16 @@ class PPO(Algorithm):
                 "return_squared": (masked_sum(batch.returns.square(), mask), tokens),
             },
         )
+
+    def initial_state(self) -> dict[str, float]:
+        return {} if self.kl_target is None else {"kl_coef": self.kl_coef}
+
+    def next_state(self, state: dict[str, float], metrics: dict[str, Any]) -> dict[str, float]:
+        if self.kl_target is None or "kl_ref_sequence" not in metrics:  # no update was made
+            return state
+        kl = metrics["kl_ref_sequence"]
+        coef = adaptive_kl_coef(state["kl_coef"], kl, self.kl_target, 1, self.kl_horizon)
+        return {**state, "kl_coef": coef}
+
+    def enough(self, metrics: Mapping[str, float]) -> bool:
+        return self.kl_stop is not None and metrics.get("kl_old", 0.0) > self.kl_stop

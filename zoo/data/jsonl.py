@@ -30,10 +30,12 @@ class JSONL:
     |---|---|
     | prompts | `prompt` (a text, or turns {role, content}), `answer` where there is a gold |
     | examples | `prompt`, `completion` |
-    | pairs | `prompt`, `chosen`, `rejected`, perhaps `margin` |
+    | pairs | `prompt`, `chosen`, `rejected`, perhaps `margin`, or `preferred` (1 or 2: which) |
     | rankings | `prompt`, `completions` (best first, or with `scores`) |
     | labelled | `prompt`, `completion`, `label` (true: desirable) |
 
+    Pairs may come without a prompt as two whole dialogues (turns, or a text with `Human:` and
+    `Assistant:`) that differ in the last reply. A `.json` file may hold one array of such objects.
     Other columns of a row stay with its prompt, where rewards can read them.
 
     Raises:

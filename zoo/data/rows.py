@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Kind(StrEnum):
 
     prompts = "prompts"  # prompt, and answer where there is a gold
     examples = "examples"  # prompt, completion
-    pairs = "pairs"  # prompt, chosen, rejected
+    pairs = "pairs"  # prompt, chosen, rejected; or two whole dialogues that begin alike
     rankings = "rankings"  # prompt, completions (a list), and ranks or scores
     labelled = "labelled"  # prompt, completion, label
 
@@ -44,7 +45,7 @@ REQUIRED = {
 OPTIONAL = {
     Kind.prompts: ("answer",),
     Kind.examples: ("answer",),
-    Kind.pairs: ("margin",),
+    Kind.pairs: ("margin", "preferred"),
     Kind.rankings: ("scores",),
     Kind.labelled: (),
 }
@@ -109,7 +110,8 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
     """The JSON objects of a file with one a line, and how many lines there were, blank ones apart.
 
     A byte order mark, CRLF line ends and lines of any length are fine; `.gz` is unpacked. A line
-    that is no JSON object goes to `malformed`.
+    that is no JSON object goes to `malformed`. A `.json` file may be one array of objects instead;
+    its rows are numbered from 1.
 
     Raises:
         ConfigError: no such file, or it holds no rows at all.
@@ -118,6 +120,11 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
     opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
     rows: list[Row] = []
     total = 0
+    if file.suffixes[:1] == [".json"]:
+        with opened(file, "rb") as content:
+            whole = content.read().removeprefix(b"\xef\xbb\xbf").lstrip()
+        if whole.startswith(b"["):
+            return _from_array(file, whole, malformed)
     with opened(file, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:
@@ -139,6 +146,22 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
     if not total:
         raise ConfigError(f"{file} has no rows. Give a file with one JSON object a line.")
     return rows, total
+
+
+def _from_array(file: Path, whole: bytes, malformed: Malformed) -> tuple[list[Row], int]:
+    try:
+        items = json.loads(whole.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} begins as a JSON array but is none: {error}.") from error
+    if not items:
+        raise ConfigError(f"{file} has no rows. Give an array with one JSON object a row.")
+    rows = []
+    for number, item in enumerate(items, 1):
+        if isinstance(item, dict):
+            rows.append((number, item))
+        else:
+            malformed.add(number, f"a JSON {type(item).__name__}, not an object")
+    return rows, len(items)
 
 
 def existing(path: str | Path) -> Path:
@@ -213,6 +236,8 @@ class Reader:
         named = {name: self.columns[name] for name in OPTIONAL[self.kind] if name in self.columns}
         if self.kind is Kind.rankings:
             named.pop("scores", None)  # it may lie inside the completions
+        if self._dialogues(present) and rows and _is_dialogue(self._value(rows[0][1], "chosen")):
+            required.pop("prompt")
         for name, column in (required | named).items():
             if rows and column not in present:
                 raise ConfigError(
@@ -221,19 +246,31 @@ class Reader:
                     f"Set data.columns.{name} to one of them."
                 )
 
+    def _dialogues(self, columns: Iterable[str]) -> bool:
+        """Whether pairs come without a prompt, which then is how both dialogues begin."""
+        return self.kind is Kind.pairs and self.columns.get("prompt", "prompt") not in columns
+
     def _value(self, row: Mapping[str, Any], name: str) -> Any:
         return row.get(self.columns.get(name, name))
 
     def _one(self, line: int, row: dict[str, Any]) -> Any:
+        if self._dialogues(row):
+            row = self._split_dialogues(row)
         prompt = self._prompt(line, row)
         if self.kind is Kind.prompts:
             return prompt
         if self.kind is Kind.examples:
             return Example(prompt, self._text(row, "completion"))
         if self.kind is Kind.pairs:
-            chosen = self._text(row, "chosen")
+            better, worse = "chosen", "rejected"
+            if "preferred" in self.columns:
+                which = self._value(row, "preferred")
+                if isinstance(which, bool) or which not in (1, 2):
+                    raise _BadRowError(f"preferred must be 1 or 2, got {which!r:.40}")
+                better, worse = (better, worse) if which == 1 else (worse, better)
+            chosen = self._text(row, better)
             # To have written nothing at all can be what is rejected.
-            rejected = _reply(self._value(row, "rejected"), "rejected", may_be_empty=True)
+            rejected = _reply(self._value(row, worse), worse, may_be_empty=True)
             if chosen == rejected:
                 raise _BadRowError("chosen and rejected are the same")
             margin = self._value(row, "margin")
@@ -287,6 +324,15 @@ class Reader:
     def _text(self, row: Mapping[str, Any], name: str) -> str:
         return _reply(self._value(row, name), name)
 
+    def _split_dialogues(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with prompt, chosen and rejected apart; the dialogues differ in their last turn."""
+        sides = {name: _dialogue(self._value(row, name), name) for name in ("chosen", "rejected")}
+        chosen, rejected = sides.values()
+        if chosen[:-1] != rejected[:-1]:
+            raise _BadRowError("the dialogues differ before their last turn")
+        named = {self.columns.get(name, name): side[-1]["content"] for name, side in sides.items()}
+        return {**row, **named, self.columns.get("prompt", "prompt"): chosen[:-1]}
+
     def _ranking(self, prompt: Prompt, row: Mapping[str, Any]) -> Ranking:
         outputs = self._value(row, "completions")
         if not isinstance(outputs, list) or len(outputs) < 2:
@@ -335,6 +381,33 @@ def _check_unicode(text: str) -> str:
     except UnicodeEncodeError as error:
         raise _BadRowError(f"half a character at position {error.start}") from error
     return text
+
+
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):[ \n]?")  # as in Anthropic's hh-rlhf
+
+
+def _is_dialogue(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) > 1 and all(isinstance(turn, dict) for turn in value)
+    return isinstance(value, str) and len(_SPEAKER.findall(value)) > 1
+
+
+def _dialogue(value: Any, name: str) -> list[dict[str, str]]:
+    """Turns of a whole dialogue, the last one the assistant's (it may be empty)."""
+    if not _is_dialogue(value):
+        raise _BadRowError(f"no prompt, and {name} is no dialogue")
+    if isinstance(value, str):
+        _, *pieces = _SPEAKER.split(value)
+        texts = [text.strip() for text in pieces[1::2]]
+        value = [
+            {"role": speaker.lower(), "content": text}
+            for speaker, text in zip(pieces[::2], texts, strict=True)
+        ]
+    last = value[-1]
+    role, text = str(last.get("role", last.get("from"))), last.get("content", last.get("value"))
+    if _ROLES.get(role) != "assistant" or not isinstance(text, str):
+        raise _BadRowError(f"{name} must end with a reply of the assistant, not {role!r}")
+    return [*_turns(value[:-1]), {"role": "assistant", "content": _check_unicode(text)}]
 
 
 _ROLES = {

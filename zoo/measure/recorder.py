@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zoo.config import MeasureConfig
-from zoo.measure.files import JsonLines, check_length, read_lines, strict, write_json
+from zoo.measure.files import JsonLines, RecordError, check_length, read_lines, strict, write_json
 from zoo.measure.progress import Display, Silent, display
 from zoo.measure.wandb_sink import TABLES, WandbSink
 
@@ -248,6 +248,15 @@ def check_offsets(run_dir: Path, offsets: Mapping[str, int]) -> None:
     """
     for name, keep in offsets.items():
         check_length(Path(run_dir) / name, keep)
+
+
+def offsets_problem(run_dir: Path, manifest: Mapping[str, Any]) -> str:
+    """Why the files of `run_dir` do not fit a checkpoint's manifest; "" where they do."""
+    try:
+        check_offsets(run_dir, manifest["offsets"])
+    except (RecordError, TypeError, AttributeError) as error:
+        return str(error)
+    return ""
 
 
 def flat_scores(record: Mapping[str, Any]) -> dict[str, float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from zoo.batch import Batch
 from zoo.models.policy import disable_dropout, values_of
+from zoo.models.trunk import Trunk
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,26 @@ class Critic(nn.Module):
         values[b, t] = w · h[b, t−1] + b₀,   final[b] = w · h[b, length−1] + b₀
 
     The value of token t is read before it, so it cannot depend on the action it judges. The head
-    starts at zero: at the start every advantage is the reward itself.
+    starts at zero: at the start every advantage is the reward itself. `packed` and `compute_dtype`
+    are those of `Policy`; the head computes in float32 in any case.
     """
 
-    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        hidden_size: int,
+        *,
+        packed: bool = False,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         disable_dropout(backbone)
         self.backbone = backbone
+        self.trunk = Trunk(backbone, packed, compute_dtype)
         self.head = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch) -> CriticOutput:
-        hidden = self.backbone(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask.long(),
-            use_cache=False,
-        ).last_hidden_state
-        values, final = values_of(hidden, self.head, batch)
+        values, final = values_of(self.trunk(batch), self.head, batch)
         return CriticOutput(values=values, final=final)

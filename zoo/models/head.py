@@ -82,7 +82,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[piece] = delta @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(delta.t().to(wide), hidden[piece].to(wide))
+                # The product in the weights' dtype is four times faster on a CPU in bfloat16; the
+                # sum over chunks stays wide.
+                if weight.dtype == wide:
+                    grad_weight.addmm_(delta.t(), hidden[piece])
+                else:
+                    grad_weight += delta.t() @ hidden[piece]
             if grad_bias is not None:
                 grad_bias += delta.to(wide).sum(0)
         return (

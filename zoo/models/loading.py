@@ -48,6 +48,11 @@ def check_model_config(config: ModelConfig) -> None:
                 "model.architecture builds an untrained model, so model.tokenizer must name a "
                 "tokenizer: a hub name, a folder, or arithmetic."
             )
+    if config.compute_dtype not in (None, "float32", "bfloat16"):
+        raise ConfigError(
+            "model.compute_dtype must be float32, bfloat16 or null (that of the weights), got "
+            f"{config.compute_dtype}. Use bfloat16 for speed."
+        )
     if config.path is not None and looks_local(config.path):
         path = Path(config.path).expanduser()
         if not path.exists():
@@ -60,6 +65,12 @@ def check_model_config(config: ModelConfig) -> None:
                 f"model.path={config.path} is a folder without config.json, so no transformers "
                 "model. A finished run keeps its policy in the folder policy/ of the run."
             )
+
+
+def reading(config: ModelConfig) -> dict[str, Any]:
+    """How a model is read, as arguments of `Policy` and `Critic`."""
+    dtype = None if config.compute_dtype is None else getattr(torch, config.compute_dtype)
+    return {"packed": config.packed, "compute_dtype": dtype}
 
 
 def looks_local(path: str) -> bool:

@@ -20,7 +20,7 @@ class Models:
     algorithm's own floats across steps (adaptive KL).
     """
 
-    policy: Any  # Policy(Batch) → PolicyOutput
+    policy: Any  # Policy(Batch) → PolicyOutput; None where only a reward model is trained
     reference: Any = None  # Policy, frozen
     critic: Any = None  # Critic(Batch) → CriticOutput
     reward_model: Any = None  # RewardModel(Batch) → scores [B]

@@ -265,20 +265,19 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packed_layout: Layout | None = None,
-    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface over a packed row; the layout comes as `packed_layout`.
 
     Raises:
         NotImplementedError: the model does not pass the layout on, or asks for what packing has
-            not got (a window, a cap, a bias, sinks).
+            not got (a cap, a bias, sinks).
     """
     odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
-    if packed_layout is None or attention_mask is not None or sliding_window or odd:
+    if packed_layout is None or attention_mask is not None or odd:
         raise NotImplementedError(
             f"packed attention for {type(module).__name__} with "
-            f"{'a window' if sliding_window else ', '.join(odd) or 'a mask of its own'}"
+            f"{', '.join(odd) or 'a mask of its own'}"
         )
     _, heads, tokens, size = query.shape
     scale = size**-0.5 if scaling is None else scaling

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from zoo.batch import Batch
 from zoo.models.head import chunked_logprobs
+from zoo.models.trunk import States, Trunk
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def over_mask(values: Tensor, batch: Batch) -> Tensor:
     return full.masked_scatter(batch.completion_mask, values)
 
 
-def values_of(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
+def values_of(states: States, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
     """values [B, T] of the prefix before each trained token, final [B] after the last token.
 
         values[b, t] = w · h[b, t−1] + b₀,   final[b] = w · h[b, length−1] + b₀
@@ -54,9 +55,9 @@ def values_of(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Te
     In float32 (float64 stays), whatever the weights are.
     """
     rows, columns = trained_positions(batch)
-    last = hidden[torch.arange(batch.n_rows, device=batch.device), batch.lengths - 1]
+    every = torch.arange(batch.n_rows, device=batch.device)
     # One call of the head for both, so that DDP sees one forward of each parameter.
-    read = torch.cat([hidden[rows, columns - 1], last])
+    read = states.at(torch.cat([rows, every]), torch.cat([columns - 1, batch.lengths - 1]))
     wide = torch.promote_types(read.dtype, torch.float32)
     scores = nn.functional.linear(read.to(wide), head.weight.to(wide), head.bias.to(wide)).squeeze(
         -1
@@ -71,12 +72,26 @@ class Policy(nn.Module):
 
     Only hidden states at completion positions reach the head, in chunks: no [B, T, V] tensor is
     kept. Dropout is off, so old and new log-probs of one policy are equal.
+
+    Args:
+        model: holds the weights under training, in their dtype.
+        temperature: of sampling.
+        packed: read prompts once for all their completions, and no padding (see `Trunk`).
+        compute_dtype: of the forward and backward pass; None: that of the weights.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float = 1.0,
+        *,
+        packed: bool = False,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         disable_dropout(model)
         self.model = model
+        self.trunk = Trunk(model, packed, compute_dtype)
         self.temperature = temperature
         self.with_entropy = True
         self.value_head: nn.Linear | None = None
@@ -98,15 +113,11 @@ class Policy(nn.Module):
         return self.model.base_model
 
     def forward(self, batch: Batch) -> PolicyOutput:
-        hidden = self.backbone(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask.long(),
-            use_cache=False,
-        ).last_hidden_state
         rows, columns = trained_positions(batch)
-        head: nn.Linear = self.model.get_output_embeddings()  # pyright: ignore
+        states = self.trunk(batch)
+        head: nn.Linear = states.body.get_output_embeddings()
         logprobs, entropy = chunked_logprobs(
-            hidden[rows, columns - 1],
+            states.at(rows, columns - 1),
             head.weight,
             head.bias,
             batch.input_ids[rows, columns],
@@ -117,7 +128,7 @@ class Policy(nn.Module):
         output = PolicyOutput(over_mask(logprobs, batch), over_mask(entropy, batch))
         if self.value_head is None:
             return output
-        values, final = values_of(hidden, self.value_head, batch)
+        values, final = values_of(states, self.value_head, batch)
         return replace(output, values=values, final=final)
 
     @torch.no_grad()
@@ -148,7 +159,7 @@ class Policy(nn.Module):
         theirs = (logits.float() / self.temperature).log_softmax(-1)
         theirs = theirs.gather(1, ids[0, 1:, None]).squeeze(1)
         gap = float((ours - theirs).abs().max())
-        tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.25
+        tolerance = 1e-3 if self.trunk.dtype == torch.float32 else 0.25
         if not gap < tolerance:
             raise ValueError(
                 f"{type(self.model).__name__}: log-probs from its head differ by {gap:.3g} nats "

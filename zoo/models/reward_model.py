@@ -51,7 +51,9 @@ class RewardModel(nn.Module):
         self.head = getattr(model, "score", None)  # None: the model's own way
         # Of the scores of the last evaluation; `reward=learned` can take them off again.
         self.register_buffer("score_mean", torch.tensor(float(getattr(model.config, MEAN, 0.0))))
-        self.register_buffer("score_std", torch.tensor(float(getattr(model.config, DEVIATION, 1.0))))
+        self.register_buffer(
+            "score_std", torch.tensor(float(getattr(model.config, DEVIATION, 1.0)))
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """[B] float32 scores, with gradient."""
@@ -108,7 +110,8 @@ def from_policy(model: PreTrainedModel, seed: int) -> RewardModel:
         ConfigError: transformers has no sequence classifier of this architecture, or one that does
             not read the last token.
     """
-    described = type(model.config).from_dict({**model.config.to_dict(), "num_labels": 1})
+    described = type(model.config).from_dict(model.config.to_dict())
+    described.num_labels = 1
     described._attn_implementation = model.config._attn_implementation
     refused = ConfigError(
         f"no reward model can be made of {type(model).__name__}: transformers has no sequence "

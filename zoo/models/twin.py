@@ -9,6 +9,10 @@ import torch
 from torch import Tensor, nn
 
 
+# Linear maps of one input; their copies lie one after the other
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
 class Casts:
     """The weights of a module in another dtype, as fresh as its last in-place change.
 
@@ -20,30 +24,52 @@ class Casts:
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self.module = module
         self.dtype = dtype
+        self.rooms = 0  # raised when copies moved
         self._copies: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Tensor, int, int]] = {}
+        self._joined: dict[int, list[Tensor]] = {}
+        for child in module.modules():
+            for names in JOINED:
+                parts = [getattr(child, name, None) for name in names]
+                weights = [p.weight for p in parts if isinstance(p, nn.Linear)]
+                if len(weights) == len(names):
+                    self._joined |= {id(w): weights for w in weights}
+
+    def _room(self, master: Tensor) -> Tensor:
+        """Space for a copy; projections of one input lie in a row, so that one product does."""
+        self.rooms += 1
+        parts = self._joined.get(id(master), [master])
+        if any(p.device != master.device or p.shape[1:] != master.shape[1:] for p in parts):
+            parts = [master]
+        if len(parts) == 1:
+            return torch.empty_like(master, dtype=self.dtype, memory_format=torch.contiguous_format)
+        rows = [p.shape[0] for p in parts]
+        room = torch.empty(sum(rows), *master.shape[1:], dtype=self.dtype, device=master.device)
+        for part, piece in zip(parts, room.split(rows), strict=True):
+            self._copies[id(part)] = piece
+            self._seen.pop(id(part), None)
+        return self._copies[id(master)]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy what has changed since the last call."""
         for master in self.module.parameters():
+            assert master.is_floating_point(), "weights of integers have no other precision"
             key = id(master)
             state = (master, master._version, master.data_ptr())
             if key in self._seen and self._seen[key][1:] == state[1:]:
                 continue
             known = self._copies.get(key)
             if known is None or known.device != master.device or known.shape != master.shape:
-                self._copies[key] = master.detach().to(self.dtype, copy=True)
-            else:
-                known.copy_(master)
+                self._copies[key] = known = self._room(master)
+            known.copy_(master)
             self._seen[key] = state
 
-    def of(self, master: Tensor) -> Tensor:
-        """The copy of a master; with a way back for the gradient where one is recorded."""
-        if not master.is_floating_point():
-            return master
-        if torch.is_grad_enabled() and master.requires_grad:
-            return _Cast.apply(master, self._copies[id(master)])  # pyright: ignore
+    def of(self, master: Tensor, trains: bool) -> Tensor:
+        """The copy of a master; with a way back for the gradient where one is wanted."""
+        if trains and master.requires_grad:
+            with torch.enable_grad():
+                return _Cast.apply(master, self._copies[id(master)])  # pyright: ignore
         return self._copies[id(master)]
 
 
@@ -69,34 +95,44 @@ class Twin:
     """
 
     def __init__(
-        self, source: nn.Module, attention: str | None = None, casts: Casts | None = None
+        self,
+        source: nn.Module,
+        attention: str | None = None,
+        casts: Casts | None = None,
+        trains: bool = True,
     ) -> None:
         self.source = source
         self.attention = attention
         self.casts = casts
+        self.trains = trains  # gradients at casts go to their masters
         self._body: Any = None
         self._weights: list[tuple[nn.Module, str, nn.Module]] = []
         self._known: list[Tensor | None] = []
+        self._rooms = 0
 
     def __call__(self) -> Any:
-        """The body, with the weights as they are now.
-
-        A graph through casts belongs to the latest call: use one forward and its backward before
-        the next call where activations are recomputed.
-        """
-        if self._body is None or self._known != self._masters():
+        """The body, with the weights as they are now."""
+        stale = self._body is None or self._known != self._masters()
+        if stale:
             self._build()
         if self._body.training != self.source.training:
             self._body.train(self.source.training)
         if self.casts is not None:
             self.casts.refresh()
-            made: dict[int, Tensor] = {}  # one for each master: tied weights stay tied
-            for (module, name, _), master in zip(self._weights, self._known, strict=True):
-                if master is not None:
-                    if id(master) not in made:
-                        made[id(master)] = self.casts.of(master)
-                    module._parameters[name] = made[id(master)]  # pyright: ignore
+            if stale or self._rooms != self.casts.rooms:
+                self._bind(self.casts)
         return self._body
+
+    def _bind(self, casts: Casts) -> None:
+        """Put the casts in the place of the weights; they are written to when they change."""
+        made: dict[int, Tensor] = {}  # one for each master: tied weights stay tied
+        for (module, name, _), master in zip(self._weights, self._known, strict=True):
+            if master is not None:
+                if id(master) not in made:
+                    made[id(master)] = casts.of(master, self.trains)
+                # Not a Parameter, so past the check of nn.Module
+                module._parameters[name] = made[id(master)]  # pyright: ignore
+        self._rooms = casts.rooms
 
     def _masters(self) -> list[Tensor | None]:
         return _Same(origin._parameters[name] for _, name, origin in self._weights)

@@ -54,6 +54,12 @@ class Weighted:
         """name → (weight, reward), built."""
         return {name: _part(name, node) for name, node in self.components.items()}
 
+    def load(self, device: Any) -> None:
+        """Load what components load (models), before the first step."""
+        for _, reward in self.parts.values():
+            if hasattr(reward, "load"):
+                reward.load(device)  # pyright: ignore
+
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         values: dict[str, list[float | None]] = {}
         reasons: list[str] = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from zoo.models.twin import Casts, Twin
+from zoo.rollout.decoding import BlockDecoding, PlainDecoding, cache_argument
 from zoo.rollout.engine import Sampling
+from zoo.rollout.lean import LeanDecoding
+from zoo.rollout.sampler import sample, sample_in_blocks
 from zoo.seeds import uniform_numbers
 from zoo.types import Completion
 
@@ -35,6 +38,7 @@ class TorchEngine:
     max_new_tokens: int | None = None  # null: what the data says its answers need
     dtype: str | None = None  # decoding weights; null: the policy's own, shared and not copied
     max_rows: int = 256  # sequences decoded at a time
+    fast: bool = True  # a block cache with attention by matrix products; false: transformers' own
     max_rounds: int = 1  # rounds of sampling until enough groups pass the algorithm's `keep`
     pair_completions: int | None = None  # budget for pairs; null: steps × groups × group_size
 
@@ -73,24 +77,31 @@ class _Decoder:
         self.decode = decode
         self.pad_token_id = pad_token_id
         self._model: PreTrainedModel | None = None
+        self._twin: Twin | None = None  # of another dtype than the policy's
+        self._kinds: dict[int, type] = {}  # id of a model → the way of decoding that fits it
 
     def sync(self, policy: Any) -> None:
-        """Share the policy's modules, or copy its weights into the decoding dtype."""
+        """Share the policy's modules, or copy its weights into the decoding dtype.
+
+        A copy that the policy itself computes with (`model.compute_dtype`) is shared.
+        """
         source: PreTrainedModel = policy.model
-        wanted = getattr(torch, self.settings.dtype) if self.settings.dtype else source.dtype
+        trunk = getattr(policy, "trunk", None)
+        own = source.dtype if trunk is None else trunk.dtype
+        wanted = getattr(torch, self.settings.dtype) if self.settings.dtype else own
         if wanted == source.dtype:
-            self._model = source
+            self._model, self._twin = source, None
             return
-        if self._model is None or self._model is source:
-            self._model = copy.deepcopy(source).to(wanted).requires_grad_(False)  # pyright: ignore
-            return
+        if self._twin is None or self._twin.source is not source:
+            shared = trunk is not None and trunk.casts is not None and trunk.dtype == wanted
+            casts = trunk.casts if trunk is not None and shared else Casts(source, wanted)
+            self._twin = Twin(source, None, casts, trains=False)
         with torch.no_grad():
-            for mine, theirs in zip(self._model.parameters(), source.parameters(), strict=True):
-                mine.copy_(theirs)
+            self._model = self._twin()
 
     def release(self) -> None:
         """Forget the weights (a copy is freed)."""
-        self._model = None
+        self._model = self._twin = None
 
     def generate(
         self, prompts: Sequence[Sequence[int]], keys: Sequence[str], n: int, sampling: Sampling
@@ -149,11 +160,9 @@ class _Decoder:
         assert model is not None
         device = model.device
         logits, cache, mask = self._prefill(prompts)
-        cache.batch_repeat_interleave(n)
         logits = logits.repeat_interleave(n, 0)
-        mask = mask.repeat_interleave(n, 0)
-
-        cache_name = cache_argument(model)
+        decoding = self._way(cache)(model, cache, mask, n)
+        draw_token = sample_in_blocks if self.settings.fast else sample
         limit = sampling.max_new_tokens
         rows = len(prompts) * n
         uniforms = None
@@ -167,42 +176,77 @@ class _Decoder:
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
         alive = torch.arange(rows, device=device)  # rows still in the cache
         done = torch.zeros(rows, dtype=torch.bool, device=device)  # of those in the cache
-        for t in range(limit):
-            if t > 0:
-                out = model(
-                    input_ids=tokens[alive.cpu(), t - 1][:, None].to(device),
-                    attention_mask=mask,
-                    position_ids=mask.sum(1, keepdim=True) - 1,
-                    use_cache=True,
-                    **{cache_name: cache},
-                )
-                logits = out.logits[:, -1]
-            draw = uniforms[alive, t] if uniforms is not None else None
-            token, logprob = sample(logits, sampling.temperature, draw)
-            if not bool(logprob.isfinite().all()):
-                row = int(alive[~logprob.isfinite()][0]) // n
-                raise NumbersError(
-                    f"the policy's logits are not finite after {len(prompts[row]) + t} tokens of "
-                    f"the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
-                    "weights or the arithmetic of rollout.dtype broke. Go back to an older "
-                    "checkpoint with a lower train.lr, or set rollout.dtype=null."
-                )
-            where = alive[~done].cpu()
-            tokens[where, t] = token[~done].cpu()
-            logprobs[where, t] = logprob[~done].cpu()
-            lengths[where] += 1
-            ended = torch.isin(token, stops) & ~done
-            stopped[alive[ended].cpu()] = True
-            done = done | ended
-            if bool(done.all()) or t == limit - 1:
-                break
-            # Dropping rows in coarse steps repeats the matrix shapes, which oneDNN caches.
-            if int(done.sum()) * 8 >= done.numel():
-                left = (~done).nonzero().squeeze(1)
-                cache.batch_select_indices(left)
-                alive, mask, done = alive[left], mask[left], done[left]
-            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        coarse = max(1, rows // 8)
+        with decoding:
+            for t in range(limit):
+                if t > 0:
+                    logits = decoding.step(tokens[alive.cpu(), t - 1].to(device))
+                draw = uniforms[alive, t] if uniforms is not None else None
+                token, logprob = draw_token(logits, sampling.temperature, draw)
+                if not bool(logprob.isfinite().all()):
+                    row = int(alive[~logprob.isfinite()][0]) // n
+                    raise NumbersError(
+                        f"the policy's logits are not finite after {len(prompts[row]) + t} tokens of "
+                        f"the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
+                        "weights or the arithmetic of rollout.dtype broke. Go back to an older "
+                        "checkpoint with a lower train.lr, or set rollout.dtype=null."
+                    )
+                where = alive[~done].cpu()
+                tokens[where, t] = token[~done].cpu()
+                logprobs[where, t] = logprob[~done].cpu()
+                lengths[where] += 1
+                ended = torch.isin(token, stops) & ~done
+                stopped[alive[ended].cpu()] = True
+                done = done | ended
+                if bool(done.all()) or t == limit - 1:
+                    break
+                # Multiples of an eighth: matrix shapes repeat, and oneDNN prepares each new one.
+                left = min(-(-int((~done).sum()) // coarse) * coarse, done.numel())
+                if left < done.numel():
+                    # Unfinished rows first, finished ones to fill the multiple; in their old order
+                    chosen = done.to(torch.uint8).argsort(stable=True)[:left].sort().values
+                    decoding.keep(chosen)
+                    alive, done = alive[chosen], done[chosen]
         return list(self._completions(tokens, logprobs, lengths, stopped, n))
+
+    def _way(self, cache: DynamicCache) -> type[PlainDecoding | BlockDecoding]:
+        """The fastest way of decoding that fits the model, compared with the plain one once."""
+        model = self._model
+        assert model is not None
+        if not self.settings.fast or not BlockDecoding.takes(cache):
+            return PlainDecoding
+        if id(model) not in self._kinds:
+            self._kinds = {id(model): self._try(model)}
+        return self._kinds[id(model)]
+
+    def _try(self, model: PreTrainedModel) -> type[PlainDecoding | BlockDecoding]:
+        """The first way whose logits of two steps are the plain one's."""
+        size = int(model.config.get_text_config().vocab_size)
+        prompts = [[i * 7 % size for i in range(1, n)] for n in (4, 7)]
+
+        def steps(kind: type[PlainDecoding | BlockDecoding]) -> Tensor:
+            logits, cache, mask = self._prefill(prompts)
+            with kind(model, cache, mask, 2) as decoding:
+                token = logits.argmax(-1).repeat_interleave(2, 0)
+                return torch.stack([decoding.step(token) for _ in range(2)]).float()
+
+        wanted = steps(PlainDecoding)
+        limit = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
+        reason = ""
+        for kind in (LeanDecoding, BlockDecoding) if LeanDecoding.fits(model) else (BlockDecoding,):
+            try:
+                gap = float((steps(kind) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+                if gap < limit or not bool(wanted.isfinite().all()):
+                    return kind
+                reason = f"its logits differ by {gap:.2g} of the largest (limit {limit:.0e})"
+            except Exception as error:  # whatever a model of unknown make does with the cache
+                reason = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"{type(model).__name__} cannot decode over blocks ({reason}), so transformers' own "
+            "cache is used: right, but slower. rollout.fast=false says the same without trying.",
+            stacklevel=2,
+        )
+        return PlainDecoding
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
         """Last logits [P, V], the cache, and the left-padded attention mask [P, width]."""
@@ -242,39 +286,3 @@ class _Decoder:
                     )
                 )
             yield group
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """What the model's forward calls its cache: newer transformers renamed it."""
-    named = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in named else "past_key_values"
-
-
-def sample(logits: Tensor, temperature: float, draw: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One token a row by the inverse of the cumulative distribution, and its log-prob.
-
-        token = min {v : Σ_{w ≤ v} p_w > u · Σ_w p_w},   p = softmax(logits / temperature)
-
-    Exact, and 20 times faster than softmax and multinomial at 49,152 tokens on a CPU.
-
-    Args:
-        logits: [B, V] of any float dtype; the arithmetic is float32.
-        temperature: 0 takes the argmax, whose log-prob is reported at temperature 1.
-        draw: [B] uniforms in [0, 1), or None at temperature 0.
-    Returns:
-        tokens [B] int64, log-probs [B] float32.
-    """
-    logits = logits.float()
-    if temperature == 0 or draw is None:
-        token = logits.argmax(-1)
-    else:
-        logits = logits / temperature
-        weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-        cumulative = weights.cumsum(-1)
-        # Strictly below the total: float32 rounding must not step past the last possible token.
-        total = cumulative[:, -1:]
-        threshold = torch.minimum(draw[:, None] * total, torch.nextafter(total, total * 0))
-        token = torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
-        token = token.clamp_max(logits.shape[-1] - 1)  # NaN is found past the end; generate refuses it
-    chosen = logits.gather(1, token[:, None]).squeeze(1)
-    return token, chosen - logits.logsumexp(-1)

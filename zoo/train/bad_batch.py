@@ -20,7 +20,8 @@ def bad_rows(batch: Batch, policy: Any) -> list[tuple[int, str]]:
     policy's log-probs of each row by itself.
 
     Args:
-        policy: Policy(Batch), not wrapped: the processes of a run need not have bad rows together.
+        policy: Policy(Batch) or None; not wrapped: the processes of a run need not have bad rows
+            together.
     """
     found = []
     for row in range(batch.n_rows):
@@ -33,7 +34,7 @@ def bad_rows(batch: Batch, policy: Any) -> list[tuple[int, str]]:
             if not bool(torch.isfinite(value).all()):
                 found.append((row, name))
                 break
-    if found:
+    if found or policy is None:
         return found
     with torch.no_grad():
         for row in range(batch.n_rows):

@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from zoo.measure.files import RecordError
 
 MANIFEST = "manifest.json"
 
@@ -50,31 +53,21 @@ def save_checkpoint(
         tensors: name → state dict (policy, critic, optimizers).
         state: JSON-able numbers of the loop, the source and the algorithm.
         offsets: bytes of each JSONL file at this step; a resumed run cuts the files to them.
+    Raises:
+        RecordError: the disk is full or the folder cannot be written; the checkpoints before stay.
     """
     target = folder / f"step_{step:06d}"
     temporary = folder / f".step_{step:06d}.tmp"
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
-    files = {}
-    for name, value in tensors.items():
-        path = temporary / f"{name}.pt"
-        with path.open("wb") as out:
-            torch.save(value, out)
-            out.flush()
-            os.fsync(out.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    manifest = {
-        "step": step,
-        "config_hash": config_hash,
-        "files": files,
-        "offsets": offsets,
-        "state": state,
-    }
-    with (temporary / MANIFEST).open("w", encoding="utf-8") as out:
-        json.dump(manifest, out, indent=1)
-        out.flush()
-        os.fsync(out.fileno())
+    shutil.rmtree(temporary, ignore_errors=True)
+    facts = {"step": step, "config_hash": config_hash, "offsets": offsets, "state": state}
+    try:
+        _write(temporary, tensors, facts)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
+        raise RecordError(
+            f"the checkpoint of step {step} cannot be written to {folder}: {error}. The ones "
+            "before stay. Free space, then run the same command again: it resumes."
+        ) from error
     replaced = folder / f".step_{step:06d}.old"
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
@@ -87,15 +80,38 @@ def save_checkpoint(
     return target
 
 
-def last_good_checkpoint(folder: Path, config_hash: str) -> tuple[Checkpoint | None, list[str]]:
+def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    files = {}
+    for name, value in tensors.items():
+        path = folder / f"{name}.pt"
+        with path.open("wb") as out:
+            torch.save(value, out)
+            out.flush()
+            os.fsync(out.fileno())
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    with (folder / MANIFEST).open("w", encoding="utf-8") as out:
+        json.dump({**facts, "files": files}, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def last_good_checkpoint(
+    folder: Path,
+    config_hash: str,
+    problem: Callable[[dict[str, Any]], str] = lambda manifest: "",
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole and belongs to this configuration, and the refusals.
 
+    Args:
+        problem: why a whole checkpoint cannot be used after all, from its manifest; "" if it can.
     Returns:
         the checkpoint or None, and one line for each refused one: its name and the reason.
     """
     refused = []
     for path in sorted(folder.glob("step_*"), reverse=True):
         reason, manifest = _examine(path, config_hash)
+        reason = reason or problem(manifest)
         if not reason:
             return Checkpoint(path, manifest["step"], manifest), refused
         refused.append(f"{path}: {reason}")

@@ -32,7 +32,13 @@ def reward_metrics(seen: Pool) -> dict[str, float]:
 
 
 def value_metrics(means: dict[str, float]) -> dict[str, float]:
-    """An update's means, with the critic's explained variance 1 − E(V − R̂)²/Var(R̂)."""
+    """An update's means, with the critic's explained variance 1 − E(V − R̂)²/Var(R̂).
+
+    A reward model's scores get their standard deviation.
+    """
+    if "score_squared" in means:
+        variance = means.pop("score_squared") - means["score"] ** 2
+        means["score_std"] = math.sqrt(max(variance, 0.0))
     if "return_squared" in means:
         variance = means.pop("return_squared") - means["return"] ** 2
         if variance > 0:
@@ -72,6 +78,12 @@ def step_flops(run: Run, costs: Mapping[str, ModelCost], sampled: Sampled) -> fl
     algorithm, models = run.algorithm, run.models
     passes = algorithm.epochs
     total = 0.0
+    if "reward_model" in algorithm.needs.trains:
+        scorer = costs["reward_model"]
+        rows = len(lengths)
+        total += passes * (scorer.forward(lengths, rows) + scorer.backward(lengths, rows))
+        if "policy" not in algorithm.needs.trains:
+            return total
     if sampled.tokens_generated:
         prompts = batch.prompt_lengths.tolist()[:: batch.group_size]
         total += policy.generate(prompts, new, batch.group_size)
@@ -85,7 +97,7 @@ def step_flops(run: Run, costs: Mapping[str, ModelCost], sampled: Sampled) -> fl
     return total
 
 
-def rollout_rows(run: Run, sampled: Sampled, count: int, updates: int) -> Iterator[dict[str, Any]]:
+def rollout_rows(run: Run, sampled: Sampled, count: int, version: int) -> Iterator[dict[str, Any]]:
     """`count` rows of a step for rollouts.jsonl, spread over its groups."""
     batch = sampled.batch
     assert batch is not None and batch.rewards is not None
@@ -110,5 +122,5 @@ def rollout_rows(run: Run, sampled: Sampled, count: int, updates: int) -> Iterat
             "length": len(text.completion.token_ids),
             "truncated": text.completion.truncated,
             "seed": run.config.seed,
-            "policy_version": updates - run.algorithm.updates_per_step,
+            "policy_version": version,
         }

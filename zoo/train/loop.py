@@ -10,7 +10,7 @@ from zoo.seeds import torch_generator
 from zoo.train.metrics import Pool
 from zoo.train.optimizer import lr_factor
 from zoo.train.session import Session
-from zoo.train.update import update
+from zoo.train.update import Updated, update
 
 
 def train(run: Run, session: Session) -> None:
@@ -25,15 +25,18 @@ def train(run: Run, session: Session) -> None:
     for step in session.steps():
         pool = Pool()
         with session.step(step):
-            with memory.phase("rollout"):
+            with memory.phase("rollout"), session.interrupt.at_once():
                 sampled = run.source.next(step)  # (1) sample  (2) reward
             if sampled.batch is not None:
                 batch = sampled.batch.to(run.accelerator.device)
-                with run.timer("prepare"), memory.phase("prepare"):
+                with run.timer("prepare"), memory.phase("prepare"), session.interrupt.at_once():
                     batch = algorithm.prepare(batch, models)  # (3) baseline  (4) advantages
                 with run.timer("update"), memory.phase("update"):
                     for minibatch in minibatches(batch, run, step):
-                        _update(minibatch, run, session, pool, step)  # (5) loss  (6) price, step
+                        done = _update(minibatch, run, session, pool, step)  # (5) loss  (6) price
+                        if algorithm.enough(done.metrics):  # such as too far from the sampler
+                            pool.add("stopped_early", 1.0)
+                            break
                 sampled.batch = batch
             with run.timer("sync"):
                 run.source.sync(run.policy)
@@ -50,7 +53,7 @@ def minibatches(batch: Batch, run: Run, step: int) -> Iterator[Batch]:
         yield from batch.minibatches(run.algorithm.minibatches, generator)
 
 
-def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int) -> None:
+def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int) -> Updated:
     """One optimizer step at the learning rate of its number."""
     train = run.config.train
     factor = lr_factor(
@@ -76,3 +79,4 @@ def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int)
         step_on_zero_gradient=train.step_on_zero_gradient,
     )
     session.updated(done, minibatch, step)
+    return done

@@ -25,3 +25,4 @@ class Progress:
     phases: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
     evaluated_at: int | None = None
+    owes_evaluation: bool = False  # interrupted before what `evaluate_if_due` does after the step

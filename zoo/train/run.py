@@ -67,7 +67,7 @@ def _finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] 
     """The summary of a finished run in this folder; refuses a folder of another configuration."""
     known = folder / "meta.json"
     if known.exists():
-        found = json.loads(known.read_text(encoding="utf-8")).get("config_hash")
+        found = _facts(known, f"Delete {folder} and start anew.").get("config_hash")
         if found != identity:
             raise ConfigError(
                 f"{folder} holds a run of another configuration (hash {found}, this one has "
@@ -80,8 +80,19 @@ def _finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] 
             )
     summary = folder / "summary.json"
     if known.exists() and summary.exists():
-        return json.loads(summary.read_text(encoding="utf-8"))
+        return _facts(summary, "Delete it: the same command writes it anew.")
     return None
+
+
+def _facts(path: Path, way_out: str) -> dict[str, Any]:
+    """The object in a JSON file of the run."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged ({error}). {way_out}") from None
+    return found
 
 
 def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> dict[str, Any]:
@@ -91,12 +102,15 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
     from zoo.distributed import is_main, world_size
     from zoo.measure.memory import PhaseMemory
     from zoo.measure.provenance import meta
-    from zoo.measure.recorder import Recorder
+    from zoo.measure.recorder import Recorder, offsets_problem
     from zoo.train.checkpoint import last_good_checkpoint
+    from zoo.train.interrupt import Interrupt
     from zoo.train.loop import train
     from zoo.train.session import Session
 
-    checkpoint, refused = last_good_checkpoint(folder / "checkpoints", identity)
+    checkpoint, refused = last_good_checkpoint(
+        folder / "checkpoints", identity, lambda manifest: offsets_problem(folder, manifest)
+    )
     if checkpoint is None and config.resume is Resume.must:
         reasons = "".join(f"\n  {line}" for line in refused)
         raise ConfigError(
@@ -122,20 +136,32 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
         total_steps=config.train.steps,
         title=f"{config.experiment}/{folder.parent.name}/seed_{config.seed}",
     )
-    status = 1
-    try:
-        for line in refused:
-            recorder.warning("checkpoint_refused", f"not used: {line}")
-        with memory.phase("load"):
-            parts = build(config, accelerator, recorder.display.task)
-        session = Session(parts, folder, recorder, memory, identity, checkpoint)
-        if checkpoint is not None:
-            recorder.display.message(f"resumed from step {session.progress.step} of {folder}")
-        elif config.evaluate.first:
-            session.evaluate()
-        train(parts, session)
-        summary = session.finish()
-        status = 0
-        return summary
-    finally:
-        recorder.close(status)
+    status, session = 1, None
+    with Interrupt() as interrupt:
+        try:
+            for line in refused:
+                recorder.warning("checkpoint_refused", f"not used: {line}")
+            with memory.phase("load"):
+                parts = build(config, accelerator, recorder.display.task)
+            session = Session(parts, folder, recorder, memory, identity, checkpoint, interrupt)
+            interrupt.begin()
+            if checkpoint is None:  # a resumed run has them among its warnings
+                for kind, message in parts.notes:
+                    recorder.warning(kind, message)
+            if checkpoint is not None:
+                recorder.display.message(f"resumed from step {session.progress.step} of {folder}")
+            elif config.evaluate.first:
+                session.evaluate()
+            train(parts, session)
+            summary = session.finish()
+            status = 0
+            return summary
+        except KeyboardInterrupt:
+            if interrupt.killed or not interrupt.asked:
+                raise
+            words = session.leave() if session is not None else "No step was done yet."
+            if config.resume is Resume.never:
+                words += " It goes on with resume=auto."
+            raise KeyboardInterrupt(words) from None
+        finally:
+            recorder.close(status)

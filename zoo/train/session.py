@@ -20,7 +20,6 @@ from zoo.evaluate.evaluator import Evaluated
 from zoo.measure.cost import ModelCost
 from zoo.measure.memory import PhaseMemory
 from zoo.measure.recorder import Recorder
-from zoo.models.loading import save_policy
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
@@ -31,6 +30,7 @@ from zoo.train.figures import (
     step_flops,
     value_metrics,
 )
+from zoo.train.interrupt import Interrupt
 from zoo.train.metrics import Pool
 from zoo.train.progress import Progress
 from zoo.train.summary import summarize
@@ -52,19 +52,24 @@ class Session:
         memory: PhaseMemory,
         config_hash: str,
         checkpoint: Checkpoint | None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         self.run = run
         self.folder = folder
         self.recorder = recorder
         self.memory = memory
         self.config_hash = config_hash
+        self.interrupt = interrupt or Interrupt()
         self.progress = Progress()
+        self._saved_step = 0
         self.components: dict[str, dict[str, int]] = {}
         self._step_seconds = 0.0
+        self._version = 0  # of the policy at the step's start: its updates
         self._trained_before = 0
-        self._costs = {"policy": ModelCost.of(run.policy)}
-        if run.models.critic is not None:
-            self._costs["critic"] = ModelCost.of(run.models.critic)
+        self._costs = {"policy": run.start_cost}
+        for role in ("critic", "reward_model"):
+            if getattr(run.models, role) is not None:
+                self._costs[role] = ModelCost.of(getattr(run.models, role))
         if checkpoint is not None:
             self._restore(checkpoint)
         elif run.presampled is not None:
@@ -81,16 +86,29 @@ class Session:
         return self.progress.decay_from
 
     def steps(self) -> Iterator[int]:
-        """The steps still to do, from 1."""
+        """The steps still to do, from 1.
+
+        Raises:
+            KeyboardInterrupt: the run was asked to end.
+        """
         total = self.run.config.train.steps
+        if self.progress.owes_evaluation:
+            self.evaluate_if_due(self.progress.step)
         while self.progress.step < (self.progress.stop_step or total):
+            if self.interrupt.due():
+                raise KeyboardInterrupt
             yield self.progress.step + 1
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Times a step."""
+        """Times a step; one that was left before its updates has taken no prompts."""
         started = time.perf_counter()
-        yield
+        before, self._version = self.run.source.state_dict(), self.progress.updates
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.run.source.load_state_dict(before)
+            raise
         self.progress.step = step
         self._step_seconds = time.perf_counter() - started
         self.progress.seconds += self._step_seconds
@@ -110,7 +128,9 @@ class Session:
         progress.bad_updates += 1
         progress.skipped_updates += 1
         told = "; ".join(part for part in gathered(self._bad_batch(done, batch, step)) if part)
-        self.recorder.warning("refused_update", f"step {step}: update refused, {done.reason}; {told}")
+        self.recorder.warning(
+            "refused_update", f"step {step}: update refused, {done.reason}; {told}"
+        )
         if progress.bad_updates >= train.max_bad_updates:
             raise TrainingError(
                 f"{progress.bad_updates} updates in a row were refused, the last because "
@@ -173,16 +193,17 @@ class Session:
         self.recorder.step(step, progress.updates, metrics)
         wanted = self.recorder.rollouts_wanted(step)
         if wanted and sampled.batch is not None and sampled.batch.rewards is not None:
-            self.recorder.rollouts(step, list(rollout_rows(run, sampled, wanted, progress.updates)))
+            self.recorder.rollouts(step, list(rollout_rows(run, sampled, wanted, self._version)))
 
     def evaluate_if_due(self, step: int) -> None:
         """Evaluate on schedule, and look whether the target of `train.stop_at` is reached."""
+        self.progress.owes_evaluation = True  # until it is done, should it be interrupted
         every = self.run.config.evaluate.every
         stop = self.run.config.train.stop_at
         heldout = self.run.heldout
         reached = self.progress.decay_from is not None
         if stop.metric and heldout and not reached and step % stop.every == 0:
-            with self.run.timer("evaluate"), self._quietly():
+            with self.run.timer("evaluate"), self._quietly(), self.interrupt.at_once():
                 value = self.run.evaluator.greedy_accuracy(heldout, stop.problems)
             self.recorder.display.accuracy(value)
             if value >= stop.value:
@@ -192,6 +213,7 @@ class Session:
         last = step >= (self.progress.stop_step or self.run.config.train.steps)
         if every and step % every == 0 and not last:
             self.evaluate()
+        self.progress.owes_evaluation = False
 
     def checkpoint_if_due(self, step: int) -> None:
         every = self.run.config.train.checkpoint_every
@@ -205,8 +227,9 @@ class Session:
         run, step = self.run, self.progress.step
         if self.progress.evaluated_at == step:
             return
-        with run.timer("evaluate"), self.memory.phase("evaluate"), self._quietly():
-            results = run.evaluator.evaluate(run.policy, progress=self._task_progress)
+        timed = run.timer("evaluate"), self.memory.phase("evaluate")
+        with timed[0], timed[1], self._quietly(), self.interrupt.at_once():
+            results = run.evaluator.evaluate(run.made, progress=self._task_progress)
         self.progress.evaluated_at = step
         common = {
             "updates": self.progress.updates,
@@ -223,7 +246,8 @@ class Session:
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         """The engine holds the policy's present weights while evaluating."""
-        self.run.engine.sync(self.run.policy)
+        if self.run.engine is not None:
+            self.run.engine.sync(self.run.policy)
         yield
 
     def _task_progress(self, name: str, total: int) -> Callable[[int], None]:
@@ -241,7 +265,7 @@ class Session:
         return step
 
     def _keep_best(self, results: list[Evaluated]) -> None:
-        name = self.run.config.evaluate.best_metric
+        name = self.run.best_metric
         wanted, _, key = name.partition("/")
         for result in results:
             value = result.record.get(key)
@@ -254,16 +278,16 @@ class Session:
                     "metric": name,
                     "value": value,
                 }
-                self._save_policy("best")
+                self._save("best")
                 if is_main():
                     (self.folder / "best.json").write_text(json.dumps(self.progress.best))
 
-    def _save_policy(self, name: str) -> None:
-        """The policy as an ordinary transformers folder; the old one stays until it is whole."""
+    def _save(self, name: str) -> None:
+        """What the run makes, as a transformers folder; the old one stays until it is whole."""
         if is_main():
             temporary, target = self.folder / f".{name}.tmp", self.folder / name
             shutil.rmtree(temporary, ignore_errors=True)
-            save_policy(self.run.policy.model, self.run.tokenizer, temporary)
+            self.run.save(temporary)
             shutil.rmtree(target, ignore_errors=True)
             temporary.rename(target)
         barrier()
@@ -271,8 +295,13 @@ class Session:
     # checkpoints -----------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Everything that the rest of the run depends on, at this step's end."""
+        """Everything that the rest of the run depends on, at this step's end.
+
+        Raises:
+            TrainingError: weights that are not finite, which no later step could mend.
+        """
         run = self.run
+        self._check_weights()
         with run.timer("checkpoint"):
             if is_main():
                 tensors: dict[str, Any] = {}
@@ -296,6 +325,26 @@ class Session:
                     keep=run.config.train.keep_checkpoints,
                 )
             barrier()
+        self._saved_step = self.progress.step
+
+    def _check_weights(self) -> None:
+        for name, trainable in self.run.trainables.items():
+            for key, weight in trainable.module.named_parameters():
+                if not bool(torch.isfinite(weight).all()):
+                    raise TrainingError(
+                        f"after step {self.progress.step} the {name}'s weights {key} are not "
+                        f"finite, so no checkpoint was written; the one before stays. Lower "
+                        f"train.lr (now {self.run.config.train.lr}) or train.max_grad_norm."
+                    )
+
+    def leave(self) -> str:
+        """Save the last whole step of an interrupted run; a sentence that says where it stands."""
+        step, total = self.progress.step, self.run.config.train.steps
+        if step == 0:
+            return "No step was done yet."
+        if self._saved_step != step:
+            self.checkpoint()
+        return f"Step {step} of {total} is saved in {self.folder / 'checkpoints'}."
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         run, state = self.run, checkpoint.state
@@ -310,11 +359,13 @@ class Session:
             module.load_state_dict(checkpoint.load(name))
             trainable.optimizer.load_state_dict(checkpoint.load(f"optimizer_{name}"))
         self.progress = Progress(**state["progress"])
+        self._saved_step = self.progress.step
         self._trained_before = self.progress.tokens_trained
         self.components = state["components"]
         run.source.load_state_dict(state["source"])
         run.models.state = dict(state["algorithm"])
-        run.engine.sync(run.policy)
+        if run.engine is not None:
+            run.engine.sync(run.policy)
 
     def _count_presampled(self) -> None:
         """Own samples that became pairs cost what they cost, in this run's budget."""
@@ -333,12 +384,12 @@ class Session:
     # the end ---------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Last evaluation and checkpoint, the policy's folder, memory.json, and the summary."""
+        """Last evaluation and checkpoint, what was made, memory.json, and the summary."""
         evaluate = self.run.config.evaluate
         if evaluate.last or (evaluate.first and self.progress.step == 0):
             self.evaluate()
         self.checkpoint()
-        self._save_policy("policy")
+        self._save(self.run.role)
         record = {
             **self.memory.record(),
             "components": self.components or bytes_by_component(self.run),
@@ -354,7 +405,7 @@ class Session:
     def _last_words(self, summary: Mapping[str, Any]) -> str:
         """Two lines: what changed on the held-out problems, and where everything is."""
         words = []
-        before, after = (summary[k].get("heldout", {}) for k in ("first", "final"))
+        before, after = (summary[k].get(self.run.heldout_name, {}) for k in ("first", "final"))
         for key in ("accuracy", "greedy"):
             if after.get(key) is not None:
                 moved = before.get("step") != after.get("step") and before.get(key) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Updated:
     applied: bool  # False: refused because something was not finite
     reason: str  # of the refusal
     tokens: int  # trained tokens of all processes
+    metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
 
 
 def global_scale(batch: Batch, max_completion_length: int) -> Scale:
@@ -100,10 +101,12 @@ def update(
             pool.add(f"grad_norm/{name}", norms[name])
             pool.add(f"idle_updates/{name}", float(idle))
         trainable.optimizer.zero_grad(set_to_none=True)
+    seen = Pool()
     if not bad:
         for name, total in _sums(local):
             pool.add(name, *total)
-    return Updated(applied=not bad, reason=bad, tokens=scale.tokens)
+            seen.add(name, *total)
+    return Updated(applied=not bad, reason=bad, tokens=scale.tokens, metrics=seen.means())
 
 
 def _sums(local: Pool) -> Iterator[tuple[str, tuple[float, float]]]:

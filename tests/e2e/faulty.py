@@ -1,0 +1,63 @@
+"""Rewards that go wrong, for reward.fn."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+
+def coins(completions, completion_ids):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def raises(completions):
+    raise KeyError("no such column")
+
+
+def leaves(completions):
+    sys.exit(0)
+
+
+def hangs(completions):
+    while True:
+        with contextlib.suppress(Exception):  # would swallow an alarm of an ordinary exception
+            time.sleep(60)
+
+
+def hangs_on_an_even_first_token(completions, completion_ids):
+    while any(ids[0] % 2 == 0 for ids in completion_ids):
+        time.sleep(0.01)
+    return coins(completions, completion_ids)
+
+
+def one_too_few(completions):
+    return [1.0] * (len(completions) - 1)
+
+
+def strings(completions):
+    return ["1"] * len(completions)
+
+
+def not_a_number(completions):
+    return [float("nan")] * len(completions)
+
+
+def beyond_float32(completions):
+    return [1e39] * len(completions)
+
+
+def nothing(completions):
+    return None
+
+
+def abstains(completions):
+    return [None] * len(completions)
+
+
+def wants_more(completions, teacher):
+    return [1.0] * len(completions)
+
+
+def alike(completions):
+    return [0.7] * len(completions)

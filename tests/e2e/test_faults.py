@@ -1,0 +1,296 @@
+"""Numbers gone bad, rewards that fail, data at the edge: a clear end or a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.e2e.small import SMALL, folder_of, run_small
+from zoo.algorithms.grpo import GRPO
+from zoo.algorithms.ppo import PPO
+from zoo.config import ConfigError
+from zoo.models.critic import Critic
+from zoo.rewards.check import RewardError
+from zoo.rollout.torch_engine import NumbersError
+from zoo.train.session import Session, TrainingError
+
+QUICK = ["evaluate.first=false", "evaluate.last=false", "train.checkpoint_every=0"]
+FUNCTION = ["reward=function"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+def lines(output: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder_of(output) / name).read_text().splitlines()]
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, bad_calls: set[int], row: int | None) -> None:
+    """GRPO's advantages become NaN in these calls of `prepare`: of one row, or of all."""
+    original, call = GRPO.prepare, 0
+
+    def prepare(self: GRPO, batch: Any, models: Any) -> Any:
+        nonlocal call
+        call += 1
+        batch = original(self, batch, models)
+        if call in bad_calls:
+            advantages = batch.advantages.clone()
+            advantages[slice(None) if row is None else row] = float("nan")
+            batch = batch.replace(advantages=advantages)
+        return batch
+
+    monkeypatch.setattr(GRPO, "prepare", prepare)
+
+
+# numbers gone bad --------------------------------------------------------------------------------
+
+
+def test_a_refused_update_is_recorded_with_its_batch_and_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {2}, row=5)
+    summary = run_small(tmp_path, "algorithm=grpo", "train.steps=3", *QUICK)
+    assert summary["status"] == "finished" and summary["skipped_updates"] == 1
+    (warning,) = [w for w in lines(tmp_path, "warnings.jsonl") if w["kind"] == "refused_update"]
+    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002.pt", weights_only=True)
+    # row 5 of groups of 4 belongs to the second prompt
+    assert kept["bad_rows"] == [(5, "advantages")]
+    assert f"row 5 (prompt {kept['prompt_ids'][1]}: advantages)" in warning["message"]
+    assert torch.isnan(kept["advantages"][5]).all() and kept["reason"] in warning["message"]
+    metrics = lines(tmp_path, "metrics.jsonl")
+    assert [m["skipped_updates"] for m in metrics] == [0, 1, 1]
+    assert [m["tokens/trained"] > 0 for m in metrics] == [True, False, True]
+
+
+def test_past_the_limit_the_run_stops_and_names_rows_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {2, 3, 4, 5, 6}, row=0)
+    with pytest.raises(TrainingError, match=r"2 updates in a row .* row 0 .*bad_batch_step_000003"):
+        run_small(tmp_path, "algorithm=grpo", "train.max_bad_updates=2", *QUICK)
+    folder = folder_of(tmp_path)
+    assert "TrainingError" in (folder / "error.txt").read_text()
+    assert not (folder / "summary.json").exists()
+
+
+def test_refused_updates_that_are_not_in_a_row_do_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {1, 3, 5}, row=None)
+    summary = run_small(tmp_path, "algorithm=grpo", "train.max_bad_updates=2", *QUICK)
+    assert summary["skipped_updates"] == 3
+
+
+def test_values_that_are_not_finite_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, call = PPO.prepare, 0
+
+    def prepare(self: PPO, batch: Any, models: Any) -> Any:
+        nonlocal call
+        call += 1
+        if call == 2:
+            monkeypatch.setattr(Critic, "forward", broken)
+        prepared = original(self, batch, models)
+        monkeypatch.setattr(Critic, "forward", sound)
+        return prepared
+
+    sound = Critic.forward
+
+    def broken(self: Critic, batch: Any) -> Any:
+        out = sound(self, batch)
+        return replace(out, values=out.values / 0)
+
+    monkeypatch.setattr(PPO, "prepare", prepare)
+    summary = run_small(tmp_path, "algorithm=ppo", "train.steps=3", *QUICK)
+    assert summary["skipped_updates"] == 1
+    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002.pt", weights_only=True)
+    assert len(kept["bad_rows"]) == 16  # whitening spreads it over the batch
+
+
+def test_broken_weights_end_the_run_with_a_named_error_and_leave_the_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(self: Session, step: int, *arguments: Any) -> None:
+        sound(self, step, *arguments)
+        if step == 3:
+            with torch.no_grad():
+                next(self.run.policy.parameters())[0, 0] = float("nan")
+
+    sound = Session.record
+    monkeypatch.setattr(Session, "record", record)
+    options = ["algorithm=grpo", "evaluate.first=false", "evaluate.every=0"]
+    with pytest.raises(NumbersError, match="logits are not finite"):
+        run_small(tmp_path / "a", *options)
+    with pytest.raises(TrainingError, match=r"after step 3 the policy's weights .* not finite"):
+        run_small(tmp_path / "b", *options, "train.checkpoint_every=1")
+    names = [p.name for p in sorted((folder_of(tmp_path / "b") / "checkpoints").glob("step_*"))]
+    assert names == ["step_000001", "step_000002"]
+    monkeypatch.setattr(Session, "record", sound)
+    summary = run_small(tmp_path / "b", *options, "train.checkpoint_every=1")
+    assert summary["status"] == "finished"
+
+
+# batches without signal --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "reinforce_pp", "gspo", "dapo"])
+@pytest.mark.parametrize("reward", ["alike", "abstains"])
+def test_a_run_of_dead_batches_ends_and_says_so(
+    algorithm: str, reward: str, tmp_path: Path
+) -> None:
+    overrides = [f"algorithm={algorithm}", f"reward.fn=tests.e2e.faulty.{reward}", "train.steps=2"]
+    summary = run_small(tmp_path, *FUNCTION, *overrides, *QUICK)
+    assert summary["status"] == "finished" and summary["skipped_updates"] == 0
+    assert all(m["groups/dead"] == 1 for m in lines(tmp_path, "metrics.jsonl"))
+    kinds = [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
+    assert kinds.count("abstained") == (2 if reward == "abstains" else 0)
+    assert kinds.count("empty_batch") == (2 if algorithm == "dapo" else 0)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dapo", "dpo", "kto"])
+def test_completions_of_one_token_all_cut_train_and_warn(algorithm: str, tmp_path: Path) -> None:
+    overrides = [f"algorithm={algorithm}", "rollout.max_new_tokens=1", "train.steps=2"]
+    summary = run_small(tmp_path, *overrides, *QUICK)
+    assert summary["skipped_updates"] == 0 and summary["updates"] == 2
+    kinds = [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
+    assert ("truncated" in kinds) == (algorithm in ("ppo", "grpo", "dapo"))
+
+
+# data at the edge --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Words:
+    """A data set of given texts."""
+
+    texts: tuple[str, ...] = ()
+    heldout: tuple[str, ...] = ("1 + 1 =",)
+    max_new_tokens: int = 8
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({"prompts"})
+
+    def prompts(self) -> list[Any]:
+        from zoo.types import Prompt
+
+        return [Prompt(f"word/{i}", text=t) for i, t in enumerate(self.texts)]
+
+    def verifier(self) -> Any:
+        return None
+
+    def evaluation_sets(self) -> list[Any]:
+        from zoo.rewards.random_reward import Random
+        from zoo.types import EvaluationSet, Prompt
+
+        prompts = tuple(Prompt(f"held/{i}", text=t) for i, t in enumerate(self.heldout))
+        return [EvaluationSet("heldout", "accuracy", prompts, Random())]
+
+
+def run_words(output: Path, words: Words, *overrides: str) -> dict[str, Any]:
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+    from zoo.train.run import run
+
+    config = structured(compose([*SMALL, f"output={output}", "train.steps=2", *overrides]))
+    config.data = words
+    return run(config)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dpo"])
+def test_one_prompt_is_enough_for_more_groups_than_there_are_prompts(
+    algorithm: str, tmp_path: Path
+) -> None:
+    summary = run_words(tmp_path, Words(("2 + 3 =",)), f"algorithm={algorithm}", *QUICK)
+    assert summary["status"] == "finished" and summary["skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
+def test_an_empty_data_set_is_refused_before_training(algorithm: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no training prompts"):
+        run_words(tmp_path, Words(()), f"algorithm={algorithm}")
+
+
+def test_evaluation_sets_may_be_empty(tmp_path: Path) -> None:
+    summary = run_words(tmp_path, Words(("2 + 3 =",), heldout=()), "algorithm=grpo")
+    assert summary["status"] == "finished"
+
+
+LONG = "12 + 34 " * 200  # beyond the 256 positions of the model
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
+def test_a_prompt_beyond_the_context_is_refused_by_name_before_training(
+    algorithm: str, tmp_path: Path
+) -> None:
+    words = Words(("2 + 3 =", "3 + 4 =", LONG))
+    with pytest.raises(ConfigError, match=r"1 of 3 training prompts .* context of 256: word/2 \("):
+        run_words(tmp_path, words, f"algorithm={algorithm}")
+
+
+def test_one_long_prompt_in_two_hundred_is_left_out_and_counted(tmp_path: Path) -> None:
+    words = Words((*(f"{i} + 1 =" for i in range(199)), LONG))
+    run_words(tmp_path, words, "algorithm=grpo", *QUICK)
+    (warning,) = [w for w in lines(tmp_path, "warnings.jsonl") if w["kind"] == "too_long"]
+    assert re.search(r"1 of 200 training prompts .* word/199 \(.* left out", warning["message"])
+
+
+def test_an_evaluation_problem_beyond_the_context_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"1 of 2 problems of the set heldout .* held/1"):
+        run_words(tmp_path, Words(("2 + 3 =",), heldout=("1 + 1 =", LONG)), "algorithm=grpo")
+
+
+# rewards that fail -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", r"reward raises raised KeyError: 'no such column' at row 0, whose text is"),
+        ("leaves", r"reward leaves raised SystemExit: 0 at row 0, whose text is"),
+        ("hangs", r"reward hangs raised LateError: no answer after 0.2 s at row 0, whose text is"),
+        ("one_too_few", r"reward one_too_few returned 15 scores for 16 completions"),
+        ("strings", r"reward strings gave '1' \(str\) to row 0, whose text is"),
+        ("not_a_number", r"reward not_a_number gave nan \(float\) to row 0, whose text is"),
+        ("beyond_float32", r"reward beyond_float32 gave 1e\+39 \(float\) to row 0"),
+        ("nothing", r"reward nothing returned None \(NoneType\) for 16 completions"),
+        ("wants_more", r"reward wants_more asks for 'teacher', which the data does not have"),
+    ],
+)
+def test_a_reward_that_fails_stops_the_run_before_the_first_update(
+    name: str, says: str, tmp_path: Path
+) -> None:
+    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "reward.timeout=0.2"]
+    with pytest.raises(RewardError, match=says):
+        run_small(tmp_path, *FUNCTION, *overrides, *QUICK)
+    assert lines(tmp_path, "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["raises", "leaves", "strings", "not_a_number", "nothing", "hangs"]
+)
+def test_where_the_config_says_so_a_reward_that_fails_abstains(name: str, tmp_path: Path) -> None:
+    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "reward.timeout=0.2"]
+    run_small(tmp_path, *FUNCTION, *overrides, "reward.on_error=abstain", "train.steps=1", *QUICK)
+    (metrics,) = lines(tmp_path, "metrics.jsonl")
+    assert metrics["reward/abstained"] == 1 and "reward/total" not in metrics
+    assert "abstained" in [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
+
+
+def test_only_the_rows_that_hang_abstain(tmp_path: Path) -> None:
+    overrides = ["algorithm=grpo", "reward.fn=tests.e2e.faulty.hangs_on_an_even_first_token"]
+    more = ["reward.on_error=abstain", "reward.timeout=1", "train.steps=1", "train.groups=1"]
+    run_small(tmp_path, *FUNCTION, *overrides, *more, "measure.rollouts_per_step=4", *QUICK)
+    for row in lines(tmp_path, "rollouts.jsonl"):
+        hangs = row["token_ids"][0] % 2 == 0
+        assert (row["reward"] is None) >= hangs  # after two timeouts the rest is left unscored
+    assert any(row["reward"] is None for row in lines(tmp_path, "rollouts.jsonl"))

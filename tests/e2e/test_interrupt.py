@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM: a checkpoint of the last whole step, a word on how to go on, nothing lost."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.e2e.small import SMALL, folder_of, run_small
+from tests.e2e.test_resume import RUNS, assert_same, lines
+
+ENGINE = "zoo.rollout.torch_engine:_Decoder.generate"
+# moment → the step that is saved; a checkpoint is due after steps 2, 4 and 6
+MOMENTS = {
+    # Calls of generate before step 3: two sets × two modes at step 0, then one a step.
+    (ENGINE + ":7", signal.SIGINT): 2,
+    ("zoo.rollout.source:rollout_batch:4", signal.SIGINT): 3,
+    ("zoo.train.loop:_update:3", signal.SIGINT): 3,  # the step is finished
+    ("zoo.train.update:grad_norm:5", signal.SIGTERM): 5,
+    ("zoo.evaluate.evaluator:Evaluator._perplexity:2", signal.SIGINT): 3,
+    ("zoo.train.checkpoint:sha256:3", signal.SIGTERM): 4,
+    ("zoo.measure.recorder:Recorder.step:1", signal.SIGINT): 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    run_small(output, *RUNS["grpo"])
+    return folder_of(output)
+
+
+def signal_at(
+    monkeypatch: pytest.MonkeyPatch, moment: str, number: signal.Signals, times: int = 1
+) -> None:
+    """Send this process a signal when the moment's function is entered for the n-th time."""
+    module, path, count = moment.split(":")
+    owner = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    original, left = getattr(owner, name), int(count)
+
+    @functools.wraps(original)
+    def wrapped(*arguments, **keywords):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            for _ in range(times):
+                signal.raise_signal(number)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+@pytest.mark.parametrize(("moment", "number"), MOMENTS)
+def test_interrupted_and_resumed_equals_uninterrupted(
+    moment: str,
+    number: signal.Signals,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = MOMENTS[moment, number]
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        signal_at(patch, moment, number)
+        with pytest.raises(KeyboardInterrupt, match=rf"Step {saved} of 6 is saved in .*checkpoints"):
+            run_small(tmp_path / "stopped", *RUNS["grpo"])
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    folder = folder_of(tmp_path / "stopped")
+    assert (folder / "checkpoints" / f"step_{saved:06d}").exists()
+    assert not (folder / "summary.json").exists()
+    run_small(tmp_path / "stopped", *RUNS["grpo"])
+    assert_same(whole, folder)
+
+
+def test_a_second_signal_ends_at_once_and_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.train.loop:_update:3", signal.SIGINT, times=2)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tmp_path, *RUNS["grpo"])
+    folder = folder_of(tmp_path)
+    assert [p.name for p in (folder / "checkpoints").glob("step_*")] == ["step_000002"]
+    assert lines(folder / "metrics.jsonl")[-1]["step"] == 2
+
+
+def test_before_the_first_step_there_is_nothing_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.evaluate.evaluator:Evaluator._perplexity:1", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="No step was done yet"):
+            run_small(tmp_path, *RUNS["grpo"])
+    assert not (folder_of(tmp_path) / "checkpoints").exists()
+
+
+def test_ctrl_c_on_the_command_line_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zoo", *SMALL, f"output={tmp_path}", "algorithm=grpo"]
+    process = subprocess.Popen(
+        [*command, "train.steps=100000", "train.checkpoint_every=0", "evaluate.first=false"],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    metrics: list[Path] = []
+    while not (metrics and metrics[0].stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.1)
+        metrics = list(tmp_path.glob("*/*/seed_0/metrics.jsonl"))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    steps = len(metrics[0].read_text().splitlines())
+    assert f"Interrupted. Step {steps} of 100000 is saved in" in errors
+    assert "The same command goes on where this one ended." in errors
+    assert "Traceback" not in errors
+    assert (metrics[0].parent / "checkpoints" / f"step_{steps:06d}").exists()

@@ -1,0 +1,135 @@
+"""Hidden states of a causal model at chosen places of a batch: packed or padded, in any dtype."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.batch import Batch, collate
+from zoo.models import packing
+from zoo.models.twin import Casts, Twin
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of packed against padded, relative
+
+
+@dataclass(frozen=True)
+class States:
+    """The last hidden states of a batch, wherever they lie."""
+
+    body: Any  # the module that made them, with the weights it used
+    hidden: Tensor  # [B, T, H] padded, or [M, H] packed
+    layout: packing.Layout | None = None  # of the packed ones
+
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """[K, H] states of the tokens at (row, column) [K]."""
+        if self.layout is None:
+            return self.hidden[rows, columns]
+        return packing.read(self.hidden, self.layout.place[rows, columns])
+
+
+class Trunk:
+    """Reads the hidden states of a model without copying its weights.
+
+    `packed` computes a prompt once for all rows that share it and skips padding; models that do
+    not take it (a short window, a soft cap in the attention, attention of their own) are found by
+    comparing both ways on a few tokens, and read padded, which is said once. `compute_dtype` does
+    the arithmetic on casts of the weights, which stay as they are and receive the gradients.
+    """
+
+    def __init__(
+        self, model: nn.Module, packed: bool = False, compute_dtype: torch.dtype | None = None
+    ) -> None:
+        self.model = model
+        self.packed: bool | None = None if packed else False  # None: not tried yet
+        own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        self.casts = None
+        if compute_dtype is not None and own != {compute_dtype}:
+            self.casts = Casts(model, compute_dtype)
+        self._padded = Twin(model, None, self.casts) if self.casts is not None else None
+        self._packed = Twin(model, packing.ATTENTION, self.casts) if packed else None
+        self._longest = min(packing.LONGEST, _window(model))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the arithmetic."""
+        if self.casts is not None:
+            return self.casts.dtype
+        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+
+    def __call__(self, batch: Batch) -> States:
+        """The states of all tokens of a batch."""
+        if self.packed is None:
+            self.packed = self._try()
+        if self.packed and batch.input_ids.shape[1] <= self._longest:
+            body = self._packed_body()
+            layout = packing.Layout.of(batch, self.dtype)
+            return States(body, layout.hidden(_backbone(body)), layout)
+        body = self._padded_body()
+        hidden = _backbone(body)(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask.long(),
+            use_cache=False,
+        ).last_hidden_state
+        return States(body, hidden)
+
+    def _padded_body(self) -> Any:
+        return self.model if self._padded is None else self._padded()
+
+    def _packed_body(self) -> Any:
+        assert self._packed is not None
+        return self._packed()
+
+    @torch.no_grad()
+    def _try(self) -> bool:
+        """Whether packed states of a few ragged rows are the padded ones."""
+        vocabulary = int(getattr(self.model, "config").get_text_config().vocab_size)  # noqa: B009
+        draw = torch.Generator().manual_seed(0)
+
+        def ids(n: int) -> list[int]:
+            return torch.randint(vocabulary, (n,), generator=draw).tolist()
+
+        prompts = [ids(3), ids(5)]
+        batch = collate(
+            [prompts[0], prompts[0], prompts[1], prompts[1]],
+            [ids(n) for n in (4, 2, 1, 3)],
+            group_size=2,
+            prompt_ids=["a", "b"],
+        ).to(next(self.model.parameters()).device)
+        rows, columns = batch.attention_mask.nonzero(as_tuple=True)
+        self.packed = False
+        padded = self(batch).at(rows, columns)
+        reason = ""
+        try:
+            self.packed = True
+            packed = self(batch).at(rows, columns)
+            gap = float((packed - padded).abs().max() / padded.abs().max().clamp_min(1e-6))
+            limit = _TOLERANCE.get(padded.dtype, 0.05)
+            if not gap < limit:
+                reason = f"its states differ by {gap:.2g} of the largest (limit {limit:.0e})"
+        except Exception as error:  # whatever a model of unknown make does with the packed row
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            warnings.warn(
+                f"{type(self.model).__name__} cannot read packed rows ({reason}), so padded ones "
+                "are used: right, but slower. model.packed=false says the same without trying.",
+                stacklevel=2,
+            )
+        return not reason
+
+
+def _backbone(body: Any) -> Any:
+    return getattr(body, "base_model", body)
+
+
+def _window(model: nn.Module) -> int:
+    """The shortest span that a layer of the model attends to, as its configuration says."""
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        return packing.LONGEST
+    config = config.get_text_config()
+    spans = [getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")]
+    return min([int(s) for s in spans if s] or [packing.LONGEST])

@@ -1,0 +1,229 @@
+"""One token more for every row: the cache, the mask and the forward pass of decoding."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+ATTENTION = "zoo_decode"
+COLUMNS = 32  # by which the cache grows
+
+
+class PlainDecoding:
+    """transformers' own cache and forward: the reference for the others.
+
+    Args:
+        model: the decoder.
+        cache: of the prompts, one row each.
+        mask: [P, width] int64 left-padded attention mask of the prompts.
+        n: samples of each prompt.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
+        cache.batch_repeat_interleave(n)
+        self.model = model
+        self.cache = cache
+        self.mask = mask.repeat_interleave(n, 0)
+
+    def __enter__(self) -> PlainDecoding:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """[R] newest tokens → [R, V] logits of the next ones."""
+        self.mask = F.pad(self.mask, (0, 1), value=1)
+        return self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=self.mask.sum(1, keepdim=True) - 1,
+            use_cache=True,
+            **{cache_argument(self.model): self.cache},
+        ).logits[:, -1]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self.cache.batch_select_indices(rows)
+        self.mask = self.mask[rows]
+
+
+class BlockDecoding:
+    """The model's own forward over a contiguous cache, with attention by two matrix products.
+
+    The cache of a layer is one block of columns, grown by 32 at a time, and attention runs over
+    the whole block under an additive mask: a slice of a larger cache would be copied before every
+    product. On a CPU that is ten times faster than SDPA with one query.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
+        self.model = model
+        self.cache = BlockCache(cache, n)
+        width = self.cache.width
+        seen = mask.shape[1]
+        real = F.pad(mask.repeat_interleave(n, 0), (0, width - seen)).bool()
+        self.mask = torch.zeros(real.shape, dtype=self.cache.dtype, device=mask.device)
+        self.mask.masked_fill_(~real, -torch.inf)
+        self.position = mask.sum(1).repeat_interleave(n, 0)  # of the next token
+        self._name = cache_argument(model)
+        self._before = ""
+
+    @staticmethod
+    def takes(cache: DynamicCache) -> bool:
+        """Whether all layers keep plain keys and values: no windows, no states."""
+        return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+    def __enter__(self) -> BlockDecoding:
+        self._before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(ATTENTION)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.model.set_attn_implementation(self._before)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """[R] newest tokens → [R, V] logits of the next ones."""
+        self._open_column()
+        logits = self._forward(tokens)
+        self.position = self.position + 1
+        self.cache.used += 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self.cache.keep(rows)
+        self.mask, self.position = self.mask[rows], self.position[rows]
+
+    def _open_column(self) -> None:
+        if self.cache.used == self.cache.width:
+            self.cache.grow()
+            self.mask = F.pad(self.mask, (0, COLUMNS), value=-torch.inf)
+        self.mask[:, self.cache.used] = 0
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        return self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask[:, None, None],  # four axes: taken as it is
+            position_ids=self.position[:, None],
+            use_cache=True,
+            **{self._name: self.cache},
+        ).logits[:, -1]
+
+
+class BlockCache(Cache):
+    """Keys and values of all layers, [R, heads, width, size] each, contiguous.
+
+    Made from the prompts' cache, every prompt's row repeated n times.
+    """
+
+    def __init__(self, prompts: DynamicCache, n: int) -> None:
+        first: Any = prompts.layers[0]
+        self.used = int(first.keys.shape[2])  # columns filled before this step
+        self.width = -(-(self.used + 1) // COLUMNS) * COLUMNS
+        self.dtype = first.keys.dtype
+        super().__init__(layers=[_Block(self, layer, n) for layer in prompts.layers])
+
+    def grow(self) -> None:
+        self.width += COLUMNS
+        for layer in self.layers:
+            layer.keys = F.pad(layer.keys, (0, 0, 0, COLUMNS))  # pyright: ignore
+            layer.values = F.pad(layer.values, (0, 0, 0, COLUMNS))  # pyright: ignore
+
+    def keep(self, rows: Tensor) -> None:
+        for layer in self.layers:
+            layer.keys = layer.keys.index_select(0, rows)  # pyright: ignore
+            layer.values = layer.values.index_select(0, rows)  # pyright: ignore
+
+
+class _Block(CacheLayerMixin):
+    is_sliding = False
+
+    def __init__(self, cache: BlockCache, prompts: Any, n: int) -> None:
+        super().__init__()
+        self.cache = cache
+        self.keys = _widened(prompts.keys, n, cache.width)
+        self.values = _widened(prompts.values, n, cache.width)
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the newest column; returns the whole block, the columns ahead included."""
+        assert self.keys is not None and self.values is not None
+        self.keys[:, :, self.cache.used] = key_states[:, :, 0]
+        self.values[:, :, self.cache.used] = value_states[:, :, 0]
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.width, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.used
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _widened(prompts: Tensor, n: int, width: int) -> Tensor:
+    rows, heads, seen, size = prompts.shape
+    block = prompts.new_zeros(rows, n, heads, width, size)
+    block[:, :, :, :seen] = prompts[:, None]
+    return block.view(rows * n, heads, width, size)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention of one query a row, without repeating keys for the queries that share them.
+
+    Args:
+        query: [R, Hkv, queries of a key head, D], scaled.
+        keys, values: [R, Hkv, W, D] contiguous.
+        mask: [R, 1, 1, W] additive.
+    Returns:
+        [R, Hkv, queries of a key head, D]; the softmax is in float32.
+    """
+    scores = torch.matmul(query, keys.mT).add_(mask)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return torch.matmul(weights.to(values.dtype), values)
+
+
+def decode_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface for a single new token of each row.
+
+    Raises:
+        NotImplementedError: the model asks for a cap, a bias or sinks, or hands no mask on.
+    """
+    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
+    if odd or attention_mask is None or query.shape[2] != 1:
+        raise NotImplementedError(
+            f"block decoding for {type(module).__name__} with {', '.join(odd) or 'its own mask'}"
+        )
+    rows, heads, _, size = query.shape
+    shared = key.shape[1]
+    scale = size**-0.5 if scaling is None else scaling
+    grouped = (query * scale).reshape(rows, shared, heads // shared, size)
+    out = attend(grouped, key, value, attention_mask)
+    return out.reshape(rows, 1, heads, -1), None
+
+
+AttentionInterface.register(ATTENTION, decode_attention)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: newer transformers renamed it."""
+    named = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in named else "past_key_values"

@@ -1,0 +1,143 @@
+"""Decoding of Llama-shaped models by hand: few operations a layer, joined projections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import DynamicCache, PreTrainedModel
+
+from zoo.rollout.decoding import BlockDecoding, attend
+
+# Attention then a gated SiLU network, both behind an RMS norm, biases at most in q, k, v
+SHAPES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+class LeanDecoding(BlockDecoding):
+    """`BlockDecoding` without the modules: the same weights, the same arithmetic, fewer calls.
+
+    Where the projections of a layer lie one after the other in memory (as `Casts` makes them), one product
+    serves them all; elsewhere each has its own.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
+        super().__init__(model, cache, mask, n)
+        body: Any = model.base_model
+        self._body = body
+        self._layers = [_Layer.of(layer) for layer in body.layers]
+        self._head: Any = model.get_output_embeddings()
+
+    @staticmethod
+    def fits(model: PreTrainedModel) -> bool:
+        """Whether the model has the shape that `step` computes."""
+        config: Any = model.config
+        body: Any = model.base_model
+        return (
+            type(model).__name__ in SHAPES
+            and getattr(config, "hidden_act", "silu") == "silu"
+            and not getattr(config, "mlp_bias", False)
+            and not getattr(config, "attention_bias", False)
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+            # An adapter in the place of a projection would be passed over
+            and all(type(m) is nn.Linear for layer in body.layers for m in _projections(layer))
+        )
+
+    def __enter__(self) -> LeanDecoding:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        body, cache = self._body, self.cache
+        hidden = F.embedding(tokens, body.embed_tokens.weight)
+        cos, sin = body.rotary_emb(hidden[:, None], position_ids=self.position[:, None])
+        half = sin.shape[-1] // 2
+        # rotate_half(x) · sin = roll(x, half) · (−sin₁, sin₂): one copy instead of three
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        column, mask = cache.used, self.mask[:, None, None]
+        for layer, block in zip(self._layers, cache.layers, strict=True):
+            keys: Any = block.keys
+            values: Any = block.values
+            rows, shared, _, size = keys.shape
+            seen = F.rms_norm(hidden, hidden.shape[-1:], layer.norm, layer.eps)
+            heads = layer.qkv(seen).view(rows, -1, size)
+            turned = heads[:, :-shared]  # queries and keys
+            turned = turned * cos + turned.roll(half, -1) * sin
+            keys[:, :, column] = turned[:, -shared:]
+            values[:, :, column] = heads[:, -shared:]
+            query = (turned[:, :-shared] * layer.scale).view(rows, shared, -1, size)
+            mixed = attend(query, keys, values, mask).reshape(rows, -1)
+            hidden = torch.addmm(hidden, mixed, layer.out.t())
+            seen = F.rms_norm(hidden, hidden.shape[-1:], layer.norm_2, layer.eps)
+            gate, up = layer.gate_up(seen).chunk(2, -1)
+            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.t())
+        hidden = F.rms_norm(
+            hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon
+        )
+        return F.linear(hidden, self._head.weight, self._head.bias)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norm: Tensor
+    norm_2: Tensor
+    eps: float
+    scale: float
+    qkv: _Joined
+    gate_up: _Joined
+    out: Tensor
+    down: Tensor
+
+    @staticmethod
+    def of(layer: Any) -> _Layer:
+        attention, network = layer.self_attn, layer.mlp
+        return _Layer(
+            norm=layer.input_layernorm.weight,
+            norm_2=layer.post_attention_layernorm.weight,
+            eps=layer.input_layernorm.variance_epsilon,
+            scale=attention.scaling,
+            qkv=_Joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+            gate_up=_Joined([network.gate_proj, network.up_proj]),
+            out=attention.o_proj.weight,
+            down=network.down_proj.weight,
+        )
+
+
+def _projections(layer: Any) -> list[Any]:
+    attention, network = layer.self_attn, layer.mlp
+    attending = [getattr(attention, f"{name}_proj") for name in "qkvo"]
+    return [*attending, network.gate_proj, network.up_proj, network.down_proj]
+
+
+class _Joined:
+    """Linear maps of one input as one, if their weights lie in a row."""
+
+    def __init__(self, maps: Sequence[Any]) -> None:
+        self.maps = maps
+        self.weight = in_a_row([m.weight for m in maps])
+        biases = [m.bias for m in maps]
+        self.bias = None if biases[0] is None else torch.cat(biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is not None:
+            return F.linear(x, self.weight, self.bias)
+        return torch.cat([F.linear(x, m.weight, m.bias) for m in self.maps], -1)
+
+
+def in_a_row(parts: Sequence[Tensor]) -> Tensor | None:
+    """The matrix whose rows the parts are, as a view; None if they do not lie in a row."""
+    first = parts[0].detach()
+    end = first.data_ptr()
+    for part in parts:
+        if not part.is_contiguous() or part.data_ptr() != end or part.shape[1:] != first.shape[1:]:
+            return None
+        end += part.nbytes
+    held = first.untyped_storage()
+    if any(part.untyped_storage().data_ptr() != held.data_ptr() for part in parts):
+        return None
+    rows = sum(part.shape[0] for part in parts)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
