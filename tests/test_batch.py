@@ -184,8 +184,10 @@ def test_B20_a_group_that_mixes_prompts_is_refused() -> None:
         ragged_batch(2, 2).select_rows(torch.tensor([0, 3]), group_size=2)
 
 
-@pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("parts", "coupled"), [(1, True), (3, True), (4, True), (1, False), (3, False), (4, False),
+                           (5, False), (8, False)]
+)  # fmt: skip
 def test_split_loses_and_reorders_nothing(parts: int, coupled: bool) -> None:
     batch = with_fields(ragged_batch(4, 2))
     pieces = batch.split(parts, coupled)
@@ -193,7 +195,8 @@ def test_split_loses_and_reorders_nothing(parts: int, coupled: bool) -> None:
     assert [row for piece in pieces for row in real_rows(piece)] == real_rows(batch)
     for piece in pieces:
         assert piece.input_ids.shape[1] == int(piece.lengths.max())  # trimmed
-        assert piece.group_size == (2 if coupled or parts == 1 else 1)
+        # whole groups as long as there are enough of them
+        assert piece.group_size == (2 if parts <= 4 else 1)
 
 
 def test_minibatches_are_a_partition_of_whole_groups_in_random_order() -> None:
@@ -236,6 +239,15 @@ def test_micro_batches_stay_within_the_token_budget(
     assert batch.micro_batches_needed(budget, rows_coupled=False) == parts
     largest = max(piece.input_ids.numel() for piece in batch.split(parts, rows_coupled=False))
     assert largest <= max(budget, length)
+
+
+def test_a_group_is_cut_only_where_it_exceeds_the_token_budget_by_itself() -> None:
+    batch = collate([[1]] * 8, [[5] * 9] * 8, group_size=4, prompt_ids=["a", "b"])
+    # a group holds 40 tokens, a row 10
+    for budget, sizes in ((80, [8]), (79, [4, 4]), (40, [4, 4]), (39, [3, 3, 2]), (10, [1] * 8)):
+        pieces = batch.split(batch.micro_batches_needed(budget, False), False)
+        assert [piece.n_rows for piece in pieces] == sizes
+        assert all(piece.group_size == (4 if budget >= 40 else 1) for piece in pieces)
 
 
 def test_coupled_groups_count_whole_for_the_token_budget() -> None:

@@ -58,6 +58,7 @@ VARIANTS = {
     ("algorithm", "dr_grpo"): {"scale_by_std", "average"},
     ("algorithm", "reinforce_pp_baseline"): {"group_baseline"},
     ("algorithm", "cdpo"): {"label_smoothing"},
+    ("data", "mixture"): {"parts"},
 }
 # What an option leaves to the user: choosing the option alone is refused.
 OPEN = {

@@ -162,19 +162,27 @@ class Batch:
         return replace(self, **cut, extra=extra)
 
     def micro_batches_needed(self, token_budget: int, rows_coupled: bool) -> int:
-        """How many micro-batches keep rows × length within `token_budget`, where units allow."""
-        units = self.n_groups if rows_coupled else self.n_rows
+        """How many micro-batches keep rows × length within `token_budget`, where units allow.
+
+        Whole groups, so that a prompt is read once for all its rows; a group that exceeds the
+        budget is cut into rows, unless they are coupled.
+        """
+        whole = rows_coupled or self.group_size * self.input_ids.shape[1] <= token_budget
+        units = self.n_groups if whole else self.n_rows
         unit_tokens = self.input_ids.numel() // max(units, 1)
         units_each = max(1, token_budget // max(unit_tokens, 1))  # whole groups or rows only
         return max(1, math.ceil(units / units_each))
 
     def split(self, parts: int, rows_coupled: bool) -> list[Batch]:
-        """`parts` contiguous micro-batches, trimmed; coupled groups are never cut."""
+        """`parts` contiguous micro-batches, trimmed; a group is cut only where there are fewer
+        groups than parts, and never if its rows are coupled.
+        """
         if parts == 1:
             return [self.trim()]
-        units = self.n_groups if rows_coupled else self.n_rows
+        whole = rows_coupled or parts <= self.n_groups
+        units = self.n_groups if whole else self.n_rows
         pieces = torch.arange(units, device=self.device).tensor_split(parts)
-        if rows_coupled:
+        if whole:
             return [self.select_groups(piece).trim() for piece in pieces]
         return [self.select_rows(piece, 1).trim() for piece in pieces]
 

@@ -24,7 +24,7 @@ from zoo.data.tokenize import (
     stop_token_ids,
     tokenize_prompts,
 )
-from zoo.distributed import barrier, is_main, world_size
+from zoo.distributed import barrier, check_launcher, is_main, world_size
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet, tokenized_sets
 from zoo.evaluate.preferences import PreferenceEvaluator, held_out
 from zoo.instantiate import resolved
@@ -42,7 +42,7 @@ from zoo.models.loading import (
 )
 from zoo.models.models import Models
 from zoo.models.policy import Policy
-from zoo.models.recipe import resolve_start
+from zoo.models.recipe import check_untouched, resolve_start
 from zoo.models.reference import load_reference
 from zoo.models.reward_model import from_policy
 from zoo.rollout.engine import Sampling
@@ -66,7 +66,7 @@ class Run:
     models: Models
     trainables: dict[str, Trainable]
     source: Any  # RolloutSource or DatasetSource
-    evaluator: Evaluator | PreferenceEvaluator
+    evaluator: Any  # Evaluator, or PreferenceEvaluator where no policy is trained
     engine: Any  # None: nothing is sampled
     timer: Timer
     start_hash: str
@@ -179,7 +179,14 @@ def check(config: RunConfig) -> None:
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:
-    """Devices and data parallelism; precision stays ours."""
+    """Devices and data parallelism; precision stays ours.
+
+    Raises:
+        ConfigError: a launcher that was asked for several processes started one.
+    """
+    check_launcher()
+    check_model_config(config.model)
+    torch.set_float32_matmul_precision(config.model.matmul_precision)
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
     cpu = config.train.device == "cpu"
     return Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
@@ -233,6 +240,8 @@ def load_start(config: RunConfig, device: torch.device, temperature: float, task
     model = load_model(found, config.seed)
     if is_main():
         barrier()
+    if config.model.recipe is not None:
+        check_untouched(config.model.recipe, Path(found.path or ""), weights_hash(model))
     _check_vocabulary(tokenizer, model)
     stops = stop_token_ids(tokenizer, getattr(model, "generation_config", None))
     policy = Policy(model, temperature, **reading(found)).to(device)
@@ -296,7 +305,8 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         load_frozen(device)  # a learned reward: its errors come before the first step
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = algorithm.initial_state()
-    models.sampler_is_policy = config.rollout.dtype in (None, config.model.dtype)
+    precisions = {config.rollout.dtype, config.model.compute_dtype}
+    models.sampler_is_policy = precisions <= {None, config.model.dtype}
     presampled, judged = None, []
     if on_policy:
         source: Any = _rollouts(config, start, timer)
@@ -542,7 +552,7 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
         "data": described["data"],
         "reward": described["reward"] or "verifier",
         "sampling": [sampling.temperature, sampling.max_new_tokens, list(start.stops)],
-        "dtype": rollout.dtype,
+        "dtype": rollout.dtype or config.model.compute_dtype,
         "group_size": rollout.group_size,
         "groups": config.train.groups,
         "completions": budget,
@@ -611,12 +621,14 @@ def _cached_reference(
         device = next(reference.parameters()).device
         return models.reference_logprobs(batch.to(device))
 
+    precision = config.model.compute_dtype  # another arithmetic gives other log-probs
+    name = start_hash if precision in (None, config.model.dtype) else f"{start_hash}:{precision}"
     with task("reference log-probs", None) as advance:
         found = reference_logprobs(
             source,
             config.train.steps,
             cache_folder() / "reference",
-            start_hash,
+            name,
             temperature,
             compute,
             lambda done, total: advance(0),

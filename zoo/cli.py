@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except ConfigError as error:
-        if os.environ.get("RANK", "0") == "0":  # every process of a run makes the same mistake
+        if _may_tell():
             print_error(str(error))
         return USAGE
     except RunFailed as error:
@@ -71,6 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.pop(FOLDERS, None)
         if folders is not None:
             os.environ[FOLDERS] = folders
+
+
+def _may_tell() -> bool:
+    """Whether this process of several tells of a mistake, which mostly all of them make.
+
+    Until they have met, the first one does. Later a mistake may be one process's own (a file that
+    its machine lacks): it waits, and where the first one fails too, the launcher ends it meanwhile.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        return True
+    if "zoo.distributed" not in sys.modules:
+        return False
+    from zoo.distributed import is_distributed
+
+    if not is_distributed():
+        return False
+    time.sleep(2)
+    return True
 
 
 def run_composed(cfg: DictConfig) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class ModelConfig:
     chat_template: str | None = None  # replaces the tokenizer's own
     dtype: str = "float32"  # of the trained (master) weights
     compute_dtype: str | None = None  # of forward and backward: bfloat16 for speed; null: dtype
+    matmul_precision: str = "highest"  # of float32 products; medium: bfloat16 inside, for speed
     packed: bool = True  # a prompt once for all its completions, no padding
     attention: str = "sdpa"  # transformers' attn_implementation
     gradient_checkpointing: bool = False

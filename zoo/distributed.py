@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 from torch import Tensor
+
+from zoo.config import ConfigError
+
+
+def check_launcher() -> None:
+    """Refuse to be the only process where `accelerate launch` was asked for several.
+
+    With --cpu and --num_processes 2 it starts one process and says nothing.
+
+    Raises:
+        ConfigError: names what was asked for and the command that does it.
+    """
+    if "ACCELERATE_MIXED_PRECISION" not in os.environ or "WORLD_SIZE" in os.environ:
+        return
+    asked = _asked_of_accelerate()
+    if asked > 1:
+        raise ConfigError(
+            f"accelerate launch was asked for {asked} processes and started one. On a CPU, start "
+            f"them with: ACCELERATE_USE_CPU=true torchrun --nproc_per_node {asked} -m zoo …"
+        )
+
+
+def _asked_of_accelerate() -> int:
+    """--num_processes of the `accelerate launch` that started this process; 1 where none did."""
+    try:
+        words = psutil.Process().parent().cmdline()  # pyright: ignore
+    except (psutil.Error, AttributeError):  # no parent, or not ours to look at
+        return 1
+    if "launch" not in words:
+        return 1
+    for i, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name.replace("-", "_") == "__num_processes":
+            value = value or (words[i + 1] if i + 1 < len(words) else "")
+            return int(value) if value.isdigit() else 1
+    return 1
 
 
 def is_distributed() -> bool:

@@ -56,10 +56,26 @@ def test_price_of_the_state_is_what_is_paid() -> None:
 
 def test_step_ends_once_the_drift_from_the_sampler_is_above_the_limit() -> None:
     algorithm = PPO(epochs=4, kl_stop=0.02)
-    assert not algorithm.enough({"kl_old": 0.02})
-    assert algorithm.enough({"kl_old": 0.021})
+    assert not algorithm.enough({"kl_old_k3": 0.02})
+    assert algorithm.enough({"kl_old_k3": 0.021})
     assert not algorithm.enough({})  # a refused update measured nothing
-    assert not PPO(epochs=4).enough({"kl_old": 100.0})
+    assert not PPO(epochs=4).enough({"kl_old_k3": 100.0})
+
+
+def test_drift_from_the_sampler_is_measured_on_its_samples() -> None:
+    # From π(1) = ½ to 0.8 on samples 1 and 0: r − 1 − log r with r = 1.6 and 0.4 is 0.129996 and
+    # 0.316291, on average 0.223144.
+    algorithm = PPO(kl_coef=0.0, kl_stop=0.1, epochs=2)
+    models = Models(policy=BanditPolicy(), critic=BanditCritic())
+    batch = bandit_batch([1, 0], 1).replace(
+        rewards=torch.tensor([1.0, 0.0]), scored=torch.tensor([True, True])
+    )
+    batch = algorithm.prepare(batch, models)
+    batch = batch.replace(scale=batch.local_scale(8))
+    models.policy = BanditPolicy((0.0, 1.386294))
+    policy_term, _ = algorithm.losses(batch, models)
+    total, count = policy_term.metrics["kl_old_k3"]
+    assert float(total) / float(count) == pytest.approx(0.223144, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def metric(found: LossTerm, name: str) -> float:
 @pytest.mark.parametrize(("chosen", "rejected", "expected"), [(1, 0, 0.313262), (0, 100, 100.0)])
 def test_B65_pair_without_overflow(chosen: float, rejected: float, expected: float) -> None:
     found = term(groups(2, [1.0, 0.0]), float(chosen), float(rejected))
-    assert float(found.loss) == pytest.approx(expected, abs=1e-5)
+    assert float(found.loss.detach()) == pytest.approx(expected, abs=1e-5)
     found.loss.backward()
 
 
 def test_equal_scores_cost_ln_2_and_are_not_right() -> None:
     found = term(groups(2, [1.0, 0.0]), 3.0, 3.0)
-    assert float(found.loss) == pytest.approx(math.log(2))
+    assert float(found.loss.detach()) == pytest.approx(math.log(2))
     assert metric(found, "preference_accuracy") == 0
 
 
@@ -73,7 +73,7 @@ def test_ranking_counts_all_pairs_of_unequal_rank_once() -> None:
     # Preferred: row 2, then rows 0 and 1 alike. Pairs: (2, 0) and (2, 1).
     found = term(groups(3, [1.0, 1.0, 5.0]), 0.5, 2.0, 1.0)
     expected = (minus_log_sigmoid(0.5) + minus_log_sigmoid(-1.0)) / 2
-    assert float(found.loss) == pytest.approx(expected, abs=1e-6)
+    assert float(found.loss.detach()) == pytest.approx(expected, abs=1e-6)
     assert metric(found, "preference_accuracy") == 0.5
     assert metric(found, "margin") == pytest.approx((0.5 - 1.0) / 2)
 
@@ -84,7 +84,9 @@ def test_group_weighs_the_same_however_many_pairs_it_has() -> None:
     found = term(batch, *scores)
     # Three pairs in the first; in the second one output is missing, so one pair.
     first = sum(map(minus_log_sigmoid, (0.2, -0.3, -0.5))) / 3
-    assert float(found.loss) == pytest.approx((first + minus_log_sigmoid(-0.7)) / 2, abs=1e-6)
+    assert float(found.loss.detach()) == pytest.approx(
+        (first + minus_log_sigmoid(-0.7)) / 2, abs=1e-6
+    )
     assert metric(found, "preference_accuracy") == pytest.approx((1 / 3 + 0) / 2)
     assert metric(found, "score") == pytest.approx(sum(scores[:5]) / 5)
 
@@ -101,18 +103,20 @@ def test_missing_output_gets_no_gradient() -> None:
 
 def test_margin_asks_for_a_lead_by_the_strength_of_the_preference() -> None:
     batch = groups(2, [1.0, 0.0])
-    lead = float(term(batch, 1.0, 0.0, margin=0.5).loss)
+    lead = float(term(batch, 1.0, 0.0, margin=0.5).loss.detach())
     assert lead == pytest.approx(minus_log_sigmoid(1 - 0.5), abs=1e-6)
     strong = batch.with_extra(strength=torch.tensor([3.0, 0.0]))
-    assert float(term(strong, 1.0, 0.0, margin=0.5).loss) == pytest.approx(
+    assert float(term(strong, 1.0, 0.0, margin=0.5).loss.detach()) == pytest.approx(
         minus_log_sigmoid(1 - 0.5 * 3), abs=1e-6
     )
-    assert float(term(strong, 1.0, 0.0).loss) == pytest.approx(minus_log_sigmoid(1), abs=1e-6)
+    assert float(term(strong, 1.0, 0.0).loss.detach()) == pytest.approx(
+        minus_log_sigmoid(1), abs=1e-6
+    )
 
 
 def test_centring_pulls_the_sum_of_a_pair_to_zero() -> None:
     found = term(groups(2, [1.0, 0.0]), 2.0, 1.0, centre=0.01)
-    assert float(found.loss) == pytest.approx(minus_log_sigmoid(1) + 0.01 * 9, abs=1e-6)
+    assert float(found.loss.detach()) == pytest.approx(minus_log_sigmoid(1) + 0.01 * 9, abs=1e-6)
 
 
 def test_pairs_of_two_are_rankings_of_two() -> None:

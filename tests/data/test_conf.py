@@ -13,7 +13,7 @@ from zoo.types import Reward
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted([*(CONF / "data").glob("*.yaml"), *(CONF / "reward").glob("*.yaml")])
 # What has no default of its own: the option is a recipe, or a user's name or path is awaited.
-AWAITED = {"jsonl": "path", "hub": "name", "function": "fn"}
+AWAITED = {"jsonl": "path", "hub": "name", "function": "fn", "learned": "path"}
 OURS = (
     "arithmetic digits gsm8k hub jsonl math "
     "format_only function gsm8k_shaped last_number random verifier"
@@ -35,7 +35,7 @@ def test_option_lists_every_field_with_its_default(file):
     assert file.read_text().startswith("# ")  # the option's line in the help
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}
     assert list(node) == list(fields)
-    if file.stem == "gsm8k_shaped":
+    if file.stem in ("gsm8k_shaped", "verifier_overlong", "mixture"):
         return
     for name, field in fields.items():
         default = field.default

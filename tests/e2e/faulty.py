@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 
@@ -61,3 +62,9 @@ def wants_more(completions, teacher):
 
 def alike(completions):
     return [0.7] * len(completions)
+
+
+def fails_on_process_one(completions):
+    if os.environ.get("RANK") == "1":
+        raise ZeroDivisionError("a fault of process 1 alone")
+    return [1.0] * len(completions)

@@ -77,7 +77,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
         signal_at(patch, moment, number)
-        with pytest.raises(KeyboardInterrupt, match=rf"Step {saved} of 6 is saved in .*checkpoints"):
+        with pytest.raises(
+            KeyboardInterrupt, match=rf"Step {saved} of 6 is saved in .*checkpoints"
+        ):
             run_small(tmp_path / "stopped", *RUNS["grpo"])
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     folder = folder_of(tmp_path / "stopped")

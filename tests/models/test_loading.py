@@ -20,6 +20,7 @@ from zoo.models.loading import (
     load_gguf,
     load_model,
     load_tokenizer,
+    reading,
     save_policy,
     weights_hash,
 )
@@ -68,7 +69,7 @@ def test_the_description_is_not_changed_by_loading() -> None:
 
 
 def test_the_reference_is_the_start_frozen() -> None:
-    start = Policy(load_model(scratch(), seed=5), 0.7)
+    start = Policy(load_model(scratch(), seed=5), 0.7, **reading(scratch()))
     reference = load_reference(scratch(), 5, 0.7, "cpu")
     assert not any(p.requires_grad for p in reference.parameters())
     assert not reference.with_entropy and reference.temperature == 0.7

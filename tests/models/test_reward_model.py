@@ -23,7 +23,7 @@ def by_hand(model: Any, row: list[int]) -> float:
     """The row alone, without padding: head times the last hidden state."""
     backbone = model.model.base_model
     hidden = backbone(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0, -1]
-    return float(hidden @ model.model.score.weight[0])
+    return float((hidden @ model.model.score.weight[0]).detach())
 
 
 def scores(model: RewardModel, rows: list[list[int]], mask: list[list[int]]) -> list[float]:
@@ -79,8 +79,11 @@ def test_backbone_is_shared_and_gradients_reach_it() -> None:
 
 
 def test_head_depends_on_the_seed_alone() -> None:
-    weights = [from_policy(llama(), seed).model.score.weight for seed in (0, 0, 1)]
+    policy = llama()
+    before = torch.random.get_rng_state()
+    weights = [from_policy(policy, seed).model.score.weight for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_score_is_float32_where_the_weights_are_not() -> None:
@@ -109,7 +112,7 @@ def test_folder_is_an_ordinary_classifier_for_transformers(tmp_path: Path) -> No
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     batch = collate([[A, B]], [[A, A, EOS]], group_size=1, prompt_ids=["p"])  # no filler
     logits = theirs(input_ids=batch.input_ids).logits
-    assert float(model(batch)) == pytest.approx(float(logits), abs=1e-6)
+    assert float(model(batch).detach()) == pytest.approx(float(logits.detach()), abs=1e-6)
 
 
 def test_language_model_is_refused_as_reward_model(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Needs:
     trains: tuple[str, ...] = ("policy",)
     # DPO, IPO, Bradley–Terry: the loss couples the rows of a group, so a micro-batch never cuts one
     rows_coupled: bool = False
+    # The loss is advantages × something and nothing else: a group whose advantages are all 0 adds
+    # nothing to it, so its forward and backward pass may be left out
+    silent_without_advantage: bool = False
 
 
 @dataclass(frozen=True)

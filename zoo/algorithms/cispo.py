@@ -42,7 +42,7 @@ class CISPO(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(DataKind.prompts, min_group_size=2)
+        return Needs(DataKind.prompts, min_group_size=2, silent_without_advantage=True)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
         assert batch.rewards is not None

@@ -44,7 +44,7 @@ class DAPO(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(DataKind.prompts, min_group_size=2)
+        return Needs(DataKind.prompts, min_group_size=2, silent_without_advantage=True)
 
     def keep(self, batch: Batch) -> Tensor:
         if not self.drop_equal_groups or batch.rewards is None:

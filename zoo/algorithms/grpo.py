@@ -57,7 +57,8 @@ class GRPO(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(DataKind.prompts, reference=self.kl_coef > 0, min_group_size=2)
+        kl = self.kl_coef > 0
+        return Needs(DataKind.prompts, kl, min_group_size=2, silent_without_advantage=not kl)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
         assert batch.rewards is not None

@@ -13,7 +13,8 @@ activations never exist together.
 With `kl_target` β steers itself: after each step, from the step's mean KL a completion,
 β ← β (1 + clip((KL − target)/target, ±0.2) / horizon); β is state, logged as state/kl_coef and
 checkpointed. With `kl_stop` the updates still to come of a step are skipped once an update has
-seen kl_old above it; that update itself is made, and skipped ones do not count as updates.
+seen KL(π_old‖π) above it, by k3 on its own tokens; that update itself is made, and skipped ones do
+not count as updates.
 
 Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; GAE: arXiv:1506.02438, eq. 16; the KL price
 and the value clip as in Ziegler et al. 2019, arXiv:1909.08593, §2, and Ouyang et al. 2022, eq. 2;
@@ -40,6 +41,7 @@ from zoo.functional import (
     aggregate,
     clipped_surrogate,
     gae,
+    k3,
     kl_penalty,
     kl_token_rewards,
     masked_sum,
@@ -174,6 +176,10 @@ class PPO(Algorithm):
             clip_eps_high=self.clip_eps_high,
         )
         metrics = surrogate_metrics(surrogate, out, batch)
+        if self.kl_stop is not None and batch.old_logprobs is not None:
+            # Never negative, where k1 on the very samples that are trained on can be.
+            moved = k3(batch.old_logprobs, out.logprobs.detach(), mask)
+            metrics["kl_old_k3"] = (masked_sum(moved, mask), tokens)
         if self.kl_coef > 0:
             drift = masked_sum(batch.extra["kl_ref"], mask)
             metrics["kl_ref"] = (drift, tokens)
@@ -209,4 +215,4 @@ class PPO(Algorithm):
         return {**state, "kl_coef": coef}
 
     def enough(self, metrics: Mapping[str, float]) -> bool:
-        return self.kl_stop is not None and metrics.get("kl_old", 0.0) > self.kl_stop
+        return self.kl_stop is not None and metrics.get("kl_old_k3", 0.0) > self.kl_stop

@@ -48,7 +48,8 @@ class RLOO(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(DataKind.prompts, reference=self.kl_coef > 0, min_group_size=2)
+        kl = self.kl_coef > 0
+        return Needs(DataKind.prompts, kl, min_group_size=2, silent_without_advantage=True)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
         rewards, mask = batch.rewards, batch.completion_mask

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from zoo.batch import Batch
+from zoo.data.cache import locked, written_aside
 from zoo.data.source import DatasetSource, Group
 
 VERSION = "1"  # of the arithmetic; a change of it makes every file anew
@@ -43,16 +42,14 @@ def reference_logprobs(
     keys = [key for group in groups for key in group.row_keys()]
     text = f"{VERSION}:{model_hash}:{temperature}:{sorted(set(keys))}"
     name = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.safetensors"
-    with FileLock(str(file) + ".lock"):
+    with locked(file):
         found = _read(file, keys)
         if found is None:
             found = _compute(source, groups, compute, progress)
-            temporary = folder / f"{name}.tmp{os.getpid()}"
             tensors = {str(key): value for key, value in found.items()}
-            save_file(tensors, temporary, metadata={"digest": _digest(found)})
-            temporary.replace(file)
+            with written_aside(file) as temporary:
+                save_file(tensors, temporary, metadata={"digest": _digest(found)})
     return found
 
 

@@ -135,7 +135,14 @@ class Evaluator:
         kept: list[tuple[Prompt, Completion]],
     ) -> list[dict[str, Any]]:
         rows = [
-            {"index": i, "problem_id": p.id, "outcomes": [], "greedy": None, "reasons": []}
+            {
+                "index": i,
+                "problem_id": p.id,
+                "source": p.columns.get("source"),
+                "outcomes": [],
+                "greedy": None,
+                "reasons": [],
+            }
             for i, p in zip(indices, prompts, strict=True)
         ]
         modes = [(self.samples, 1.0)] if self.samples else []
@@ -277,9 +284,29 @@ def _summary(rows: list[dict[str, Any]], pass_k: Sequence[int], samples: int) ->
         "length": sum(lengths) / len(lengths) if lengths else None,
         "truncated": sum(cut) / len(cut) if cut else None,
         "reasons": {name: n / max(len(drawn), 1) for name, n in sorted(reasons.items())},
+        **_by_source(rows),
         "problem_ids": [row["problem_id"] for row in rows],
         "outcomes": outcomes,
         "greedy_outcomes": greedy,
+    }
+
+
+def _by_source(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Accuracy (and greedy accuracy) of each source, where a set has problems of several."""
+    sources = {row["source"] for row in rows if isinstance(row["source"], str)}
+    # More are no sources of a mixture, but a column of the data that happens to have the name.
+    if not 2 <= len(sources) <= 32:
+        return {}
+    drawn: dict[str, list[int]] = {}
+    greedy: dict[str, list[int]] = {}
+    for row in rows:
+        if row["source"] in sources:
+            drawn.setdefault(row["source"], []).extend(row["outcomes"])
+            if row["greedy"] is not None:
+                greedy.setdefault(row["source"], []).append(row["greedy"])
+    return {
+        key: {source: sum(x) / len(x) for source, x in sorted(outcomes.items()) if x}
+        for key, outcomes in (("by_source", drawn), ("greedy_by_source", greedy))
     }
 
 

@@ -24,6 +24,7 @@ from zoo.models.reward_model import RewardModel
 
 SET = "heldout_pairs"
 
+
 @dataclass
 class PreferenceEvaluator:
     """Accuracy on held-out pairs, the margin between them, and the spread of the scores.

@@ -25,6 +25,8 @@ def meta(device: str = "cpu") -> dict[str, Any]:
     Args:
         device: of the run, "cpu" or "cuda:0".
     """
+    import torch
+
     commit, dirty = _commit(Path(__file__).resolve().parents[2])
     return {
         "commit": commit,
@@ -32,6 +34,7 @@ def meta(device: str = "cpu") -> dict[str, Any]:
         "versions": versions(),
         "device": device,
         "machine": machine(device),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "argv": list(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -52,6 +53,11 @@ def check_model_config(config: ModelConfig) -> None:
         raise ConfigError(
             "model.compute_dtype must be float32, bfloat16 or null (that of the weights), got "
             f"{config.compute_dtype}. Use bfloat16 for speed."
+        )
+    if config.matmul_precision not in ("highest", "high", "medium"):
+        raise ConfigError(
+            "model.matmul_precision must be highest, high or medium, got "
+            f"{config.matmul_precision}. highest is float32 as it is."
         )
     if config.path is not None and looks_local(config.path):
         path = Path(config.path).expanduser()
@@ -190,7 +196,7 @@ def from_hub(
             local_files_only=local or not hub_reachable(),
             **options,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from zoo.config import ConfigError, ModelConfig
+from zoo.data.cache import locked
 from zoo.models.loading import cache_folder, with_fetched
 
 # Left over from a launcher of several processes; the recipe is one process of its own.
@@ -40,12 +40,30 @@ def resolve_start(config: ModelConfig, task: Any = None) -> ModelConfig:
     return replace(config, recipe=None, path=str(folder), tokenizer=None)
 
 
+def check_untouched(name: str, policy: Path, found: str) -> None:
+    """Refuse a recipe's policy whose weights are no longer those that its run saved.
+
+    Raises:
+        ConfigError: names the folder to delete.
+    """
+    try:
+        summary = json.loads((policy.parent / "summary.json").read_text(encoding="utf-8"))
+        saved = summary.get("policy_hash", found)
+    except (OSError, ValueError, AttributeError):
+        saved = "unreadable"
+    if saved != found:
+        raise ConfigError(
+            f"the weights of model.recipe={name} in {policy} were altered (hash {found}, its run "
+            f"saved {saved}). Delete {policy.parent}: the next run makes it anew."
+        )
+
+
 def build_recipe(name: str) -> Path:
     """The policy folder of a recipe, made now if it is not in the cache."""
     home = cache_folder() / "models"
-    home.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(home / f"{name}.lock")):
-        pointer = home / f"{name}.run"
+    pointer = home / f"{name}.run"
+    with locked(home / name):
+        pointer.unlink(missing_ok=True)  # what it says is told anew
         environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         environment["ZOO_RUN_DIR_FILE"] = str(pointer)
         overrides = [f"experiment={name}", f"output={home}", "measure.wandb=disabled"]
@@ -57,7 +75,13 @@ def build_recipe(name: str) -> Path:
                 f"model.recipe={name} could not be built: `zoo {' '.join(overrides)}` ended with "
                 f"status {done.returncode}; its messages stand above."
             )
-        run_dir = Path(pointer.read_text(encoding="utf-8").strip())
+        try:
+            run_dir = Path(pointer.read_text(encoding="utf-8").strip())
+        except OSError as error:
+            raise ConfigError(
+                f"model.recipe={name} was run but left no word where ({error}). Set the "
+                "environment variable ZOO_CACHE to a folder that can be written."
+            ) from error
     policy = run_dir / "policy"
     if not (policy / "config.json").exists():
         raise ConfigError(f"model.recipe={name} made no policy in {policy}. Delete {run_dir}.")

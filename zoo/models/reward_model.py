@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -39,9 +40,12 @@ class RewardModel(nn.Module):
         ConfigError: more labels than one.
     """
 
+    score_mean: Tensor
+    score_std: Tensor
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        if int(model.config.num_labels) != 1:
+        if model.config.num_labels != 1:
             raise ConfigError(
                 f"{type(model).__name__} has {model.config.num_labels} labels, and a reward is one "
                 "number. Use a sequence classifier with num_labels=1."
@@ -126,11 +130,13 @@ def from_policy(model: PreTrainedModel, seed: int) -> RewardModel:
     if not isinstance(head, nn.Linear) or shell.base_model_prefix != model.base_model_prefix:
         raise refused
     setattr(shell, shell.base_model_prefix, model.base_model)
-    generator = torch_generator(seed, "reward head")
-    weight = torch.randn(1, head.in_features, generator=generator) / (head.in_features + 1) ** 0.5
-    shell.score = nn.Linear(head.in_features, 1, bias=False, dtype=model.dtype)
+    width = head.in_features
+    weight = torch.randn(1, width, generator=torch_generator(seed, "reward head"))
+    # Without the default draws, which would move the global generator.
+    fresh: Any = nn.utils.skip_init(nn.Linear, width, 1, bias=False, dtype=model.dtype)
     with torch.no_grad():
-        shell.score.weight.copy_(weight)
+        fresh.weight.copy_(weight / (width + 1) ** 0.5)
+    shell.score = fresh
     return RewardModel(shell)
 
 
@@ -141,6 +147,7 @@ def load_reward_model(config: ModelConfig) -> RewardModel:
         ConfigError: nothing at the path, no hub within reach, weights missing, or several labels.
     """
     assert config.path is not None
+    transformers.utils.logging.disable_progress_bar()  # the run has a display of its own
     model, facts = from_hub(
         AutoModelForSequenceClassification,
         config.path,

@@ -7,10 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 # Linear maps of one input; their copies lie one after the other
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+_optimizer_steps = 0  # of all optimizers: a fused step writes to weights and leaves no trace
+
+
+def _count(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count)
 
 
 class Casts:
@@ -26,11 +37,11 @@ class Casts:
         self.dtype = dtype
         self.rooms = 0  # raised when copies moved
         self._copies: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[Tensor, int, int]] = {}
+        self._seen: dict[int, tuple[Tensor, int, int, int]] = {}
         self._joined: dict[int, list[Tensor]] = {}
         for child in module.modules():
             for names in JOINED:
-                parts = [getattr(child, name, None) for name in names]
+                parts: list[Any] = [getattr(child, name, None) for name in names]
                 weights = [p.weight for p in parts if isinstance(p, nn.Linear)]
                 if len(weights) == len(names):
                     self._joined |= {id(w): weights for w in weights}
@@ -56,14 +67,16 @@ class Casts:
         for master in self.module.parameters():
             assert master.is_floating_point(), "weights of integers have no other precision"
             key = id(master)
-            state = (master, master._version, master.data_ptr())
-            if key in self._seen and self._seen[key][1:] == state[1:]:
+            steps = _optimizer_steps if master.requires_grad else 0
+            state = (master._version, master.data_ptr(), steps)
+            seen = self._seen.get(key)
+            if seen is not None and seen[0] is master and seen[1:] == state:
                 continue
             known = self._copies.get(key)
             if known is None or known.device != master.device or known.shape != master.shape:
                 self._copies[key] = known = self._room(master)
             known.copy_(master)
-            self._seen[key] = state
+            self._seen[key] = (master, *state)
 
     def of(self, master: Tensor, trains: bool) -> Tensor:
         """The copy of a master; with a way back for the gradient where one is wanted."""
@@ -79,7 +92,7 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, master: Tensor, copied: Tensor) -> Tensor:
         ctx.dtype = master.dtype
-        return copied.view_as(copied)
+        return copied.data  # the same memory, and not a view: it is written to between passes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -109,19 +122,23 @@ class Twin:
         self._weights: list[tuple[nn.Module, str, nn.Module]] = []
         self._known: list[Tensor | None] = []
         self._rooms = 0
+        self._device: torch.device | None = None
 
     def __call__(self) -> Any:
         """The body, with the weights as they are now."""
-        stale = self._body is None or self._known != self._masters()
+        device = next((p.device for p in self.source.parameters()), None)
+        stale = self._body is None or device != self._device or self._known != self._masters()
         if stale:
+            self._device = device
             self._build()
-        if self._body.training != self.source.training:
-            self._body.train(self.source.training)
+        body: Any = self._body
+        if body.training != self.source.training:
+            body.train(self.source.training)
         if self.casts is not None:
             self.casts.refresh()
             if stale or self._rooms != self.casts.rooms:
                 self._bind(self.casts)
-        return self._body
+        return body
 
     def _bind(self, casts: Casts) -> None:
         """Put the casts in the place of the weights; they are written to when they change."""

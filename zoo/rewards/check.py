@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -97,8 +96,11 @@ def _number(value: Any, row: int, text: str, name: str) -> float | None:
     if hasattr(value, "item") and getattr(value, "size", 1) != 0:  # a scalar of numpy or torch
         with contextlib.suppress(ValueError, RuntimeError):  # an array of several: refused below
             value = value.item()
-    if isinstance(value, Real) and math.isfinite(value) and abs(value) <= LARGEST:
-        return float(value)
+    if isinstance(value, Real):
+        with contextlib.suppress(OverflowError):  # an integer beyond every float
+            number = float(value)
+            if abs(number) <= LARGEST:  # NaN is not
+                return number
     raise RewardError(
         f"reward {name} gave {_short(value)} ({type(value).__name__}) to row {row}, whose text is "
         f"{_short(text)}. Return a finite number (at most {LARGEST:g}), or None where it "

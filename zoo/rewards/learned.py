@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.config import ConfigError, ModelConfig
-from zoo.data.tokenize import encode_completions, render_prompt, stop_token_ids
+from zoo.data.tokenize import encode_completions, stop_token_ids, tokenize_prompts
 from zoo.types import Completion, Prompt, RewardOutput
 
 
@@ -133,16 +133,11 @@ class Learned:
     ) -> list[tuple[int, ...]]:
         """[B] rows of the reward model's own ids: prompt, completion, stop token."""
         _, tokenizer, stops = self._parts
-        # Prompts repeat, a group each; ids that are there already are the policy's.
-        known: dict[Any, Prompt] = {}
-        own = []
-        for prompt in prompts:
-            key = prompt.text or json.dumps(prompt.messages)
-            if key not in known:
-                bare = Prompt(prompt.id, prompt.messages, prompt.text)
-                ids = tuple(render_prompt(tokenizer, bare))
-                known[key] = Prompt(prompt.id, prompt.messages, prompt.text, ids)
-            own.append(known[key])
+        # Prompts repeat, a group each; the ids that they carry are the policy's.
+        keys = [prompt.text or json.dumps(prompt.messages) for prompt in prompts]
+        once = dict(zip(keys, prompts, strict=True))
+        ours = dict(zip(once, tokenize_prompts(tokenizer, once.values()), strict=True))
+        own = [ours[key] for key in keys]
         encoded = encode_completions(tokenizer, own, [c.text for c in completions], stops)
         return [
             (*prompt.token_ids, *(ids[:-1] if completion.truncated else ids))

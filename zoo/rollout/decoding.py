@@ -71,7 +71,7 @@ class BlockDecoding:
         self.mask.masked_fill_(~real, -torch.inf)
         self.position = mask.sum(1).repeat_interleave(n, 0)  # of the next token
         self._name = cache_argument(model)
-        self._before = ""
+        self._before: Any = None
 
     @staticmethod
     def takes(cache: DynamicCache) -> bool:

@@ -20,8 +20,8 @@ SHAPES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 class LeanDecoding(BlockDecoding):
     """`BlockDecoding` without the modules: the same weights, the same arithmetic, fewer calls.
 
-    Where the projections of a layer lie one after the other in memory (as `Casts` makes them), one product
-    serves them all; elsewhere each has its own.
+    Where the projections of a layer lie one after the other in memory (as `Casts` makes them),
+    one product serves them all; elsewhere each has its own.
     """
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
@@ -59,9 +59,9 @@ class LeanDecoding(BlockDecoding):
         # rotate_half(x) · sin = roll(x, half) · (−sin₁, sin₂): one copy instead of three
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
         column, mask = cache.used, self.mask[:, None, None]
-        for layer, block in zip(self._layers, cache.layers, strict=True):
-            keys: Any = block.keys
-            values: Any = block.values
+        blocks: list[Any] = list(cache.layers)
+        for layer, block in zip(self._layers, blocks, strict=True):
+            keys, values = block.keys, block.values
             rows, shared, _, size = keys.shape
             seen = F.rms_norm(hidden, hidden.shape[-1:], layer.norm, layer.eps)
             heads = layer.qkv(seen).view(rows, -1, size)
@@ -75,9 +75,7 @@ class LeanDecoding(BlockDecoding):
             seen = F.rms_norm(hidden, hidden.shape[-1:], layer.norm_2, layer.eps)
             gate, up = layer.gate_up(seen).chunk(2, -1)
             hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.t())
-        hidden = F.rms_norm(
-            hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon
-        )
+        hidden = F.rms_norm(hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
         return F.linear(hidden, self._head.weight, self._head.bias)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from filelock import FileLock
-
+from zoo.data.cache import locked, written_aside
 from zoo.rewards.score import score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
@@ -171,11 +170,10 @@ def cached_pairs(
 
     Written under a lock and by rename, with a hash of the content: a damaged file is made anew.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(key, sort_keys=True, default=str)
     name = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
     file = folder / f"{name}.jsonl"
-    with FileLock(str(file) + ".lock"):
+    with locked(file):
         found = _read(file, {p.id: p for p in prompts})
         if found is not None:
             return found
@@ -212,12 +210,10 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
     body = "\n".join(lines)
     costs = {name: getattr(made, name) for name in COSTS}
     head = {"key": key, **costs, "sha256": _digest(costs, body)}
-    temporary = file.with_suffix(f".tmp{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as out:
+    with written_aside(file) as temporary, temporary.open("w", encoding="utf-8") as out:
         out.write(json.dumps(head, default=str) + "\n" + body)
         out.flush()
         os.fsync(out.fileno())
-    temporary.replace(file)
 
 
 def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:

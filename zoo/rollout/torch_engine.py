@@ -186,8 +186,8 @@ class _Decoder:
                 if not bool(logprob.isfinite().all()):
                     row = int(alive[~logprob.isfinite()][0]) // n
                     raise NumbersError(
-                        f"the policy's logits are not finite after {len(prompts[row]) + t} tokens of "
-                        f"the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
+                        f"the policy's logits are not finite after {len(prompts[row]) + t} tokens "
+                        f"of the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
                         "weights or the arithmetic of rollout.dtype broke. Go back to an older "
                         "checkpoint with a lower train.lr, or set rollout.dtype=null."
                     )

@@ -67,8 +67,8 @@ class Session:
         self._version = 0  # of the policy at the step's start: its updates
         self._trained_before = 0
         self._costs = {"policy": run.start_cost}
-        for role in ("critic", "reward_model"):
-            if getattr(run.models, role) is not None:
+        for role in run.trainables:
+            if role != "policy":
                 self._costs[role] = ModelCost.of(getattr(run.models, role))
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -413,7 +413,8 @@ class Session:
                 words.append(f"{key} {start}{after[key]:.3f}")
         seconds = summary["seconds"]["total"]
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
-        return f"finished: held-out {', '.join(words)}\n{self.folder}"
+        judged = "held-out " if len(words) > 1 else ""
+        return f"finished: {judged}{', '.join(words)}\n{self.folder}"
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
         truncated = metrics.get("truncated", 0.0)

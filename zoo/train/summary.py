@@ -9,6 +9,7 @@ from typing import Any
 from zoo.build import Run
 from zoo.measure.files import read_lines
 from zoo.measure.recorder import EVALS, METRICS
+from zoo.models.loading import weights_hash
 from zoo.train.progress import Progress
 
 REWARD_STEPS = 10  # steps whose mean reward the summary gives
@@ -40,6 +41,7 @@ def summarize(
         "skipped_updates": progress.skipped_updates,
         "config_hash": config_hash,
         "start_hash": run.start_hash,
+        "policy_hash": weights_hash(run.policy.model) if run.policy is not None else None,
         "first": first,
         "final": last,
         "best": progress.best,

@@ -67,9 +67,12 @@ def update(
     """
     scale = global_scale(batch, max_completion_length)
     coupled = algorithm.needs.rows_coupled
-    parts = int(largest(batch.micro_batches_needed(micro_batch_tokens, coupled)))
-    pieces = batch.replace(scale=scale).split(parts, coupled)
     local = Pool()
+    if algorithm.needs.silent_without_advantage:
+        pieces = _with_advantage(batch.replace(scale=scale), micro_batch_tokens, coupled, local)
+    else:
+        parts = int(largest(batch.micro_batches_needed(micro_batch_tokens, coupled)))
+        pieces = batch.replace(scale=scale).split(parts, coupled)
     bad = ""
     for index, piece in enumerate(pieces):
         last = index == len(pieces) - 1
@@ -107,6 +110,29 @@ def update(
             pool.add(name, *total)
             seen.add(name, *total)
     return Updated(applied=not bad, reason=bad, tokens=scale.tokens, metrics=seen.means())
+
+
+def _with_advantage(batch: Batch, budget: int, coupled: bool, pool: Pool) -> list[Batch]:
+    """Micro-batches of the groups that can move the policy; what was left out goes to `pool`.
+
+    The scale keeps counting all groups, so the gradient is the same. Metrics of the loss (entropy,
+    ratio) are those of the groups left. One group stays where all are silent, and as many as every
+    process needs to make the same number of forward passes.
+    """
+    assert batch.advantages is not None
+    silent = ((batch.advantages == 0) | ~batch.completion_mask).all(1)
+    silent = silent.view(batch.n_groups, batch.group_size).all(1)  # [N]
+    order = silent.to(torch.uint8).argsort(stable=True)
+    heard = max(int((~silent).sum()), 1)
+    parts = batch.select_groups(order[:heard]).trim().micro_batches_needed(budget, coupled)
+    parts = int(largest(parts))
+    enough = parts if coupled else math.ceil(parts / batch.group_size)
+    chosen = order[: max(heard, enough)].sort().values
+    kept = batch.select_groups(chosen)
+    tokens = int(batch.completion_mask.sum())
+    pool.add("skipped/groups", batch.n_groups - kept.n_groups, batch.n_groups)
+    pool.add("skipped/tokens", tokens - int(kept.completion_mask.sum()), tokens)
+    return kept.split(parts, coupled)
 
 
 def _sums(local: Pool) -> Iterator[tuple[str, tuple[float, float]]]:

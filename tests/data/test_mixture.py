@@ -1,0 +1,523 @@
+"""Several data sets in one run: shares, repeats, sources, and a whole small run."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from zoo.config import ConfigError
+from zoo.data.arithmetic import Arithmetic
+from zoo.data.digits import Digits
+from zoo.data.ifeval import IFEval
+from zoo.data.jsonl import JSONL
+from zoo.data.mixture import BySource, Mixture, Until, interleave
+from zoo.data.plain_texts import PLAIN_TEXTS
+from zoo.data.rows import Kind, content_of
+from zoo.instantiate import build
+from zoo.rewards.random_reward import Random
+from zoo.types import Completion, EvaluationSet, Example, Prompt, RewardOutput
+
+
+def ask(identity, text=None, **columns):
+    turns = ({"role": "user", "content": text or identity},)
+    return Prompt(identity, turns, columns=columns)
+
+
+def completion(text):
+    return Completion(text, (1, 2), (), False)
+
+
+@dataclass(frozen=True)
+class Says:
+    """1 for the texts that hold `word`, None for those that hold a question mark."""
+
+    word: str
+
+    def __call__(self, prompts, completions):
+        scores = [None if "?" in c.text else float(self.word in c.text) for c in completions]
+        reasons = [f"{self.word} {p.columns['source']}" for p in prompts]
+        return RewardOutput(scores, {"inner": list(scores)}, reasons)
+
+
+@dataclass(frozen=True)
+class Few:
+    """`n` training and `m` held-out prompts."""
+
+    n: int = 4
+    m: int = 2
+    word: str = "yes"
+    prefix: str = "q"
+    limit: int = 8
+    kinds: tuple[str, ...] = ("prompts", "examples")
+    heldout: tuple[str, ...] = field(default=())
+
+    @property
+    def offers(self):
+        return frozenset(self.kinds)
+
+    @property
+    def max_new_tokens(self):
+        return self.limit
+
+    def prompts(self):
+        return [ask(f"{self.prefix}{i}", answer=str(i)) for i in range(self.n)]
+
+    def examples(self):
+        return [Example(prompt, f"reply to {prompt.id}") for prompt in self.prompts()]
+
+    def verifier(self):
+        return Says(self.word)
+
+    def evaluation_sets(self):
+        texts = self.heldout or [f"{self.prefix} held out {i}" for i in range(self.m)]
+        held = tuple(ask(text, text) for text in texts)
+        return [
+            EvaluationSet("heldout", "accuracy", held, self.verifier()),
+            EvaluationSet("other", "accuracy", held[:1], self.verifier()),
+            EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS),
+        ]
+
+
+def mixed(a=None, b=None, weights=(1, 1), **settings):
+    a, b = a or Few(), b or Few(prefix="r", word="no", limit=20)
+    parts = {
+        "a": {"weight": weights[0], "data": a},
+        "b": {"weight": weights[1], "data": b},
+    }
+    return Mixture(parts, **settings)
+
+
+# interleaving ------------------------------------------------------------------------------------
+
+
+def test_interleaving_by_hand():
+    # (n + 1/2) / w with w = 3, 1:  a 1/6 < b 1/2: a;  a 1/2 = b 1/2: a, named first;  a 5/6: b;
+    # a 5/6 < b 3/2: a;  and the next four are the same again.
+    items = {"a": [f"a{i}" for i in range(9)], "b": ["b0", "b1"]}
+    woven = interleave(items, {"a": 3, "b": 1}, Until.shortest)
+    assert woven[:4] == ["a0", "a1", "b0", "a2"]
+    assert woven == ["a0", "a1", "b0", "a2", "a3", "a4", "b1", "a5", "a6", "a7"]  # b2 is due next
+    assert interleave(items, {"a": 3, "b": 1}, Until.longest) == [*woven, "a8"]
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.3, 0.2), (1, 1, 1), (10, 1, 0.01)])
+def test_every_beginning_has_the_shares(weights):
+    items = {name: [name] * 5000 for name in "abc"}
+    shares = dict(zip("abc", weights, strict=True))
+    woven = interleave(items, shares, Until.shortest)
+    total = sum(weights)
+    counts = Counter()
+    for t, name in enumerate(woven, 1):
+        counts[name] += 1
+        for one, weight in shares.items():
+            assert abs(counts[one] - t * weight / total) <= 0.5 + 1.5 * weight / total + 1e-9
+    # The part that was due is used up: nothing more could be given without bending the shares.
+    assert max(counts.values()) == 5000
+
+
+def test_empty_part_is_passed_over():
+    assert interleave({"a": [], "b": [1, 2]}, {"a": 1, "b": 1}, Until.shortest) == [1, 2]
+
+
+# prompts -----------------------------------------------------------------------------------------
+
+
+def test_prompts_carry_their_source_and_are_not_repeated():
+    data = mixed(Few(n=30), Few(n=100, prefix="r"), weights=(3, 1))
+    prompts = data.prompts()
+    assert Counter(p.columns["source"] for p in prompts) == {"a": 30, "b": 10}
+    assert len({p.id for p in prompts}) == len({content_of(p) for p in prompts}) == 40
+    assert all(p.id.startswith(f"{p.columns['source']}/") for p in prompts)
+    assert all("answer" in p.columns for p in prompts)
+
+
+def test_prompts_of_a_sorted_part_are_drawn_from_all_of_it():
+    drawn = mixed(Few(n=10), Few(n=1000, prefix="r")).prompts()
+    numbers = [int(p.id.removeprefix("b/r")) for p in drawn if p.columns["source"] == "b"]
+    assert len(numbers) == 10 and max(numbers) > 300  # the first ten would give 9
+    again = mixed(Few(n=10), Few(n=1000, prefix="r")).prompts()
+    assert again == drawn
+    other = mixed(Few(n=10), Few(n=1000, prefix="r"), data_seed=1).prompts()
+    assert [p.id for p in other] != [p.id for p in drawn]
+
+
+def test_longest_uses_everything_up():
+    data = mixed(Few(n=3), Few(n=50, prefix="r"), until=Until.longest)
+    assert Counter(p.columns["source"] for p in data.prompts()) == {"a": 3, "b": 50}
+
+
+def test_prompt_that_two_parts_have_counts_for_the_first():
+    with pytest.warns(UserWarning, match=r"data\.parts\.b: left out 3 of 5 rows that an earlier"):
+        prompts = mixed(Few(n=3), Few(n=5)).prompts()
+    assert Counter(p.columns["source"] for p in prompts) == {"a": 3, "b": 2}
+
+
+def test_prompt_that_another_part_judges_on_is_not_trained_on():
+    data = mixed(Few(n=4), Few(prefix="r", heldout=("q1", "other")))
+    with pytest.warns(UserWarning, match=r"data\.parts\.a: 1 of 4 training prompts are also"):
+        prompts = data.prompts()
+    assert "a/q1" not in {p.id for p in prompts}
+    assert len([p for p in prompts if p.columns["source"] == "a"]) == 3
+
+
+def test_part_with_nothing_of_its_own_is_refused():
+    with (
+        pytest.warns(UserWarning, match="left out 3 of 3"),
+        pytest.raises(ConfigError, match=r"data\.parts\.b has nothing of its own"),
+    ):
+        mixed(Few(n=3), Few(n=3)).prompts()
+
+
+def test_examples_are_mixed_alike():
+    examples = mixed(weights=(1, 3)).examples()
+    assert {e.prompt.columns["source"]: e.completion.split()[-1][0] for e in examples} == {
+        "a": "q",
+        "b": "r",
+    }
+    assert all(e.completion.endswith(e.prompt.id.split("/")[1]) for e in examples)
+
+
+def test_offers_are_what_all_parts_offer():
+    data = mixed(Few(), Few(prefix="r", kinds=("prompts",)))
+    assert data.offers == {"prompts"}
+    with pytest.raises(ConfigError, match=r"asked for examples.*in common: prompts"):
+        data.examples()
+    with pytest.raises(ValueError, match=r"no kind of rows in common.*a: examples; b: prompts"):
+        mixed(Few(kinds=("examples",)), Few(kinds=("prompts",)))
+
+
+def test_limit_is_the_largest():
+    assert mixed().max_new_tokens == 20
+
+
+# verifier ----------------------------------------------------------------------------------------
+
+
+def test_each_prompt_is_judged_by_its_own_part():
+    data = mixed()
+    a, b = (next(p for p in data.prompts() if p.columns["source"] == name) for name in "ab")
+    texts = [completion(text) for text in ("yes", "yes", "no", "no", "what?")]
+    output = data.verifier()([a, b, a, b, b], texts)
+    assert output.total == [1.0, 0.0, 0.0, 1.0, None]
+    assert output.components == {
+        "a": [1.0, None, 0.0, None, None],
+        "b": [None, 0.0, None, 1.0, None],
+    }
+    assert output.reasons == ["yes a", "no b", "yes a", "no b", "no b"]
+
+
+def test_source_without_rows_has_no_component():
+    data = mixed()
+    a = next(p for p in data.prompts() if p.columns["source"] == "a")
+    assert set(data.verifier()([a], [completion("yes")]).components) == {"a"}
+
+
+def test_reward_of_a_part_replaces_its_verifier_in_training_only():
+    parts = {
+        "a": {
+            "weight": 1,
+            "data": Few(),
+            "reward": {"_target_": "zoo.rewards.random_reward.Random"},
+        },
+        "b": {"weight": 1, "data": Few(prefix="r")},
+    }
+    data = Mixture(parts)
+    verifier = data.verifier()
+    assert verifier is data.verifier()  # what a reward has loaded stays loaded
+    assert isinstance(verifier, BySource) and verifier.rewards["a"] == Random()
+    assert data.evaluation_sets()[0].verifier.rewards["a"] == Says("yes")
+
+
+def test_rewards_of_parts_are_loaded():
+    loaded = []
+
+    class Loads(Says):
+        def load(self, device):
+            loaded.append((self.word, device))
+
+    BySource({"a": Loads("x"), "b": Says("y")}).load("cpu")
+    assert loaded == [("x", "cpu")]
+
+
+def test_prompt_of_no_part_is_named():
+    with pytest.raises(
+        ValueError, match="prompt 'x' has the source None, and there are rewards for a"
+    ):
+        BySource({"a": Says("x")})([ask("x")], [completion("x")])
+
+
+def test_wrong_output_of_a_part_is_named():
+    def one_score(prompts, completions):
+        return RewardOutput([1.0])
+
+    prompts = [ask(str(i), source="a") for i in range(2)]
+    with pytest.raises(ValueError, match="reward a returned 1 scores for 2 completions"):
+        BySource({"a": one_score})(prompts, [completion("x")] * 2)
+
+
+@dataclass(frozen=True)
+class Unjudged(Few):
+    def verifier(self):
+        return None
+
+    def evaluation_sets(self):
+        return [EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
+
+
+def test_part_that_nothing_judges_is_refused_unless_none_is_judged():
+    with pytest.raises(ConfigError, match=r"data\.parts\.b has no verifier.*parts\.b\.reward="):
+        mixed(Few(), Unjudged(prefix="r")).verifier()
+    assert mixed(Unjudged(), Unjudged(prefix="r")).verifier() is None
+    sets = mixed(Few(), Unjudged(prefix="r")).evaluation_sets()
+    assert {p.columns["source"] for p in sets[0].prompts} == {"a"}
+
+
+# evaluation --------------------------------------------------------------------------------------
+
+
+def test_sets_are_one_heldout_and_the_parts_own():
+    data = mixed(Few(m=6), Few(prefix="r", m=4, word="no"), weights=(2, 1))
+    sets = {item.name: item for item in data.evaluation_sets()}
+    assert list(sets) == ["heldout", "a_other", "b_other", "guard"]
+    heldout = sets["heldout"].prompts
+    assert len(heldout) == 10  # all of them, in the shares for as long as both last
+    assert Counter(p.columns["source"] for p in heldout[:6]) == {"a": 4, "b": 2}
+    assert [p.columns["source"] for p in sets["b_other"].prompts] == ["b"]
+    scores = sets["heldout"].verifier(list(heldout), [completion("no")] * 10).total
+    assert [s == 1 for s in scores] == [p.columns["source"] == "b" for p in heldout]
+    assert sets["guard"].texts == PLAIN_TEXTS
+
+
+def test_guards_that_differ_keep_their_parts_names():
+    small = Arithmetic(n_problems=10, n_examples=20, n_heldout=5, n_independent=5, n_texts=5)
+    data = Mixture({"sums": small, "digits": Digits()})
+    names = [item.name for item in data.evaluation_sets()]
+    assert names == [
+        "heldout",
+        "sums_independent",
+        "digits_independent",
+        "sums_guard",
+        "digits_guard",
+    ]
+
+
+# settings ----------------------------------------------------------------------------------------
+
+DIGITS = {"_target_": "zoo.data.digits.Digits", "weight": 1}
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({}, r"data\.parts is empty"),
+        (
+            {"a": {**DIGITS, "larges": 4}},
+            r"data\.parts\.a\.larges .*Did you mean data\.parts\.a\.largest",
+        ),
+        (
+            {"a": {**DIGITS, "weight": 0}},
+            r"data\.parts\.a\.weight must be above 0 .*got 0\. .*~data\.parts\.a",
+        ),
+        ({"a": {**DIGITS, "weight": "x"}}, r"data\.parts\.a\.weight must be a number, got 'x'"),
+        ({"a": {"_target_": "zoo.data.digits.Digits"}}, r"a\.weight must be a number, got None"),
+        (
+            {"a": {**DIGITS, "heldout": 2}},
+            r"^data\.parts\.a\.heldout must lie .*Try data\.parts\.a\.heldout=0\.4",
+        ),
+        ({"a": {"weight": 1}}, r"data\.parts\.a has no class: the mapping lacks _target_"),
+        (
+            {"a": {"weight": 1, "data": Digits(), "largest": 3}},
+            r"data\.parts\.a has data and largest",
+        ),
+        (
+            {"a": {"weight": 1, "data": Random()}},
+            r"data\.parts\.a is a Random, and no data set.*no offers",
+        ),
+        (
+            {"a": {**DIGITS, "reward": {"_target_": "zoo.rewards.verifiable.Verifer"}}},
+            "Did you mean .*Verifier",
+        ),
+        (
+            {"a": {**DIGITS, "_target_": "zoo.data.digits.Digit"}},
+            r"Did you mean zoo\.data\.digits\.Digits",
+        ),
+        ({"total": DIGITS}, "a part's name must be a plain word that names no other curve"),
+        ({"a/b": DIGITS}, "a part's name must be a plain word"),
+        ({"a": Mixture({"b": DIGITS})}, r"data\.parts\.a is a mixture itself"),
+        (
+            {"a": {"_target_": "zoo.data.gsm8k.GSM8K", "weight": 1, "pair_with_gold": True}},
+            r"data\.parts\.a\.pair_with_gold is for the set alone",
+        ),
+    ],
+)
+def test_part_that_cannot_be_used_is_named(parts, says):
+    with pytest.raises(ConfigError, match=says):
+        build({"_target_": "zoo.data.mixture.Mixture", "parts": parts}, "data")
+
+
+def test_faults_of_a_parts_file_are_named_by_the_part(tmp_path):
+    data = Mixture({"mine": JSONL(path=str(tmp_path / "no.jsonl")), "digits": Digits()})
+    with pytest.raises(ConfigError, match=r"there is no file .*Check data\.parts\.mine\.path"):
+        data.prompts()
+    (tmp_path / "no.jsonl").write_text('{"promt": "a"}\n')
+    with pytest.raises(ConfigError, match=r"Set data\.parts\.mine\.columns\.prompt"):
+        Mixture({"mine": JSONL(path=str(tmp_path / "no.jsonl")), "digits": Digits()}).prompts()
+
+
+def test_pairs_of_several_files_are_mixed(tmp_path):
+    for name in "ab":
+        rows = [{"prompt": f"{name}{i}", "chosen": "x", "rejected": "y"} for i in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parts = {name: JSONL(path=str(tmp_path / f"{name}.jsonl"), kind=Kind.pairs) for name in "ab"}
+    data = Mixture(parts)
+    assert data.offers == {"pairs"} and data.verifier() is None
+    pairs = data.pairs()
+    assert Counter(p.prompt.columns["source"] for p in pairs) == {"a": 3, "b": 3}
+    assert {p.chosen for p in pairs} == {"x"}
+
+
+# IFEval ------------------------------------------------------------------------------------------
+
+
+def written(folder, rows):
+    text = "\n".join(json.dumps(row) for row in rows)
+    (folder / "input_data.jsonl").write_text(text)
+    return str(folder)
+
+
+def instructed(key, **changes):
+    return {
+        "key": key,
+        "prompt": f"Write {key} without commas.",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{"num_words": None}],
+        **changes,
+    }
+
+
+def test_ifeval_splits_by_key_alone(tmp_path):
+    rows = [instructed(key) for key in range(200)]
+    first = IFEval(path=written(tmp_path, rows))
+    train, heldout = first.prompts(), first.evaluation_sets()[0].prompts
+    assert len(train) + len(heldout) == 200 and not {p.id for p in train} & {p.id for p in heldout}
+    assert 30 < len(heldout) < 90  # 0.3 of 200, give or take five deviations
+    (tmp_path / "fewer").mkdir()
+    fewer = IFEval(path=written(tmp_path / "fewer", [{**r, "prompt": "Else."} for r in rows[::-2]]))
+    assert {p.id for p in fewer.evaluation_sets()[0].prompts} <= {p.id for p in heldout}
+    assert train[0].columns["kwargs"] == [{}]  # the nulls of a table are no arguments
+    scores = first.verifier()(train[:2], [completion("a b"), completion("a, b")])
+    assert scores.total == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"instruction_id_list": ["punctuation:no_coma"]},
+            r"line 2: .*Did you mean punctuation:no_comma",
+        ),
+        ({"kwargs": []}, "line 2: 1 instructions and 0 kwargs"),
+        ({"kwargs": ["x"]}, "line 2: kwargs must hold one mapping"),
+        ({"prompt": None}, "line 2: no prompt"),
+        ({"instruction_id_list": [3]}, "line 2: instruction_id_list must hold texts"),
+        (
+            {"instruction_id_list": ["keywords:existence"]},
+            "line 2: keywords:existence: keywords must be a list of texts",
+        ),
+        (
+            {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "xx"}]},
+            "line 2: language:response_language",
+        ),
+    ],
+)
+def test_ifeval_rows_that_cannot_be_checked_are_named(tmp_path, changes, says):
+    path = written(tmp_path, [instructed(1), instructed(2, **changes)])
+    with pytest.raises(ConfigError, match=says):
+        IFEval(path=path).prompts()
+
+
+def test_real_sets_in_their_shares(shared):
+    folder = shared / "data"
+    data = build(
+        {
+            "_target_": "zoo.data.mixture.Mixture",
+            "parts": {
+                "gsm8k": {
+                    "weight": 0.75,
+                    "_target_": "zoo.data.gsm8k.GSM8K",
+                    "path": str(folder / "gsm8k"),
+                },
+                "ifeval": {
+                    "weight": 0.25,
+                    "_target_": "zoo.data.ifeval.IFEval",
+                    "path": str(folder / "ifeval"),
+                },
+            },
+        },
+        "data",
+    )
+    counts = Counter(p.columns["source"] for p in data.prompts())
+    assert 300 < counts["ifeval"] < 450  # 0.7 of 540, all of them
+    assert abs(counts["gsm8k"] - 3 * counts["ifeval"]) <= 2
+    problems = Counter(p.columns["source"] for p in data.evaluation_sets()[0].prompts)
+    assert problems["gsm8k"] == 1319 and problems["ifeval"] == 540 - counts["ifeval"]
+
+
+# a whole run -------------------------------------------------------------------------------------
+
+
+def test_small_run_has_a_curve_for_each_source(tmp_path):
+    from tests.e2e.small import SMALL, folder_of
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+    from zoo.train.run import run
+
+    plain = [text for text in SMALL if not text.startswith(("data.", "reward="))]
+    coin = "{_target_: zoo.rewards.random_reward.Random}"
+    sums = (
+        "{weight: 0.5, _target_: zoo.data.arithmetic.Arithmetic, n_problems: 20, n_examples: 30, "
+        f"n_heldout: 4, n_independent: 2, n_texts: 2, reward: {coin}}}"
+    )
+    digits = f"{{weight: 0.5, _target_: zoo.data.digits.Digits, largest: 4, reward: {coin}}}"
+    overrides = [
+        *plain,
+        "data=mixture",
+        *(f"~data.parts.{name}" for name in ("gsm8k", "math", "ifeval")),
+        f"+data.parts.sums={sums}",
+        f"+data.parts.digits={digits}",
+        "reward=null",
+        "train.steps=2",
+        "train.groups=6",
+        "evaluate.every=0",
+        "evaluate.problems=6",
+        f"output={tmp_path}",
+    ]
+    run(structured(compose(overrides)))
+    folder = folder_of(tmp_path)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    means = [
+        step[f"reward/{name}"]
+        for step in steps
+        for name in ("sums", "digits")
+        if f"reward/{name}" in step
+    ]
+    assert len(means) >= 3 and all(0 <= mean <= 1 for mean in means)
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    for row in rows:
+        source = row["prompt_id"].split("/")[0]
+        other = {"sums": "digits", "digits": "sums"}[source]
+        assert row["rewards"][source] == row["reward"]
+        assert row["rewards"].get(other) is None
+    assert {row["prompt_id"].split("/")[0] for row in rows} == {"sums", "digits"}
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    heldout = next(record for record in evals if record["set"] == "heldout")
+    right = {"sums": [], "digits": []}
+    for identity, outcomes in zip(heldout["problem_ids"], heldout["outcomes"], strict=True):
+        right[identity.split("/")[0]] += outcomes
+    assert set(heldout["by_source"]) == {"sums", "digits"}
+    for name, outcomes in right.items():
+        assert heldout["by_source"][name] == sum(outcomes) / len(outcomes)
+    assert {record["set"] for record in evals} >= {"sums_independent", "digits_guard"}
+    # Of one source there is nothing to tell apart.
+    assert not [r for r in evals if r["set"] != "heldout" and "by_source" in r]

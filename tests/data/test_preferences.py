@@ -1,0 +1,103 @@
+"""Preferences in the shapes that they are published in: dialogues, labels, arrays, rankings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.config import ConfigError
+from zoo.data.jsonl import JSONL
+from zoo.data.rows import Kind
+from zoo.evaluate.preferences import held_out
+
+
+def data(tmp_path: Path, rows: list[Any], name: str = "rows.jsonl", **settings: Any) -> JSONL:
+    file = tmp_path / name
+    if name.endswith(".json"):
+        file.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return JSONL(path=str(file), **{"kind": Kind.pairs, **settings})
+
+
+HEAD = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Who?"
+
+
+def test_dialogues_are_split_before_their_last_reply(tmp_path: Path) -> None:
+    rows = [{"chosen": f"{HEAD}\n\nAssistant: Me: one.", "rejected": f"{HEAD}\n\nAssistant:"}]
+    (pair,) = data(tmp_path, rows).pairs()
+    assert [turn["role"] for turn in pair.prompt.messages] == ["user", "assistant", "user"]
+    assert [turn["content"] for turn in pair.prompt.messages] == ["Hi", "Hello.", "Who?"]
+    assert (pair.chosen, pair.rejected) == ("Me: one.", "")
+
+
+def test_dialogues_may_be_turns(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "Who?"}
+    sides = [[user, {"role": "assistant", "content": text}] for text in ("me", "you")]
+    (pair,) = data(tmp_path, [{"chosen": sides[0], "rejected": sides[1]}]).pairs()
+    assert pair.prompt.messages == (user,) and (pair.chosen, pair.rejected) == ("me", "you")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [
+        (f"{HEAD}\n\nAssistant: a", f"x{HEAD} Y\n\nAssistant: b", "differ before their last turn"),
+        (f"{HEAD}\n\nAssistant: a", f"{HEAD}\n\nAssistant: b\n\nHuman: c", "must end with a reply"),
+        (f"{HEAD}\n\nAssistant: a", "b", "rejected is no dialogue"),
+    ],
+)
+def test_dialogue_that_cannot_be_split_is_named(
+    chosen: str, rejected: str, reason: str, tmp_path: Path
+) -> None:
+    good = {"chosen": f"{HEAD}\n\nAssistant: a", "rejected": f"{HEAD}\n\nAssistant: b"}
+    with pytest.raises(ConfigError, match=rf"line 2: [^;]*{reason}"):
+        data(tmp_path, [good, {"chosen": chosen, "rejected": rejected}]).pairs()
+
+
+def test_missing_prompt_of_plain_pairs_is_still_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no column 'prompt'"):
+        data(tmp_path, [{"question": "q", "chosen": "a", "rejected": "b"}]).pairs()
+
+
+def test_label_says_which_of_two_is_preferred(tmp_path: Path) -> None:
+    columns = {"prompt": "q", "chosen": "a", "rejected": "b", "preferred": "label"}
+    rows = [{"q": "?", "a": "one", "b": "two", "label": which} for which in (1, 2)]
+    pairs = data(tmp_path, rows, columns=columns).pairs()
+    assert [(p.chosen, p.rejected) for p in pairs] == [("one", "two"), ("two", "one")]
+    with pytest.raises(ConfigError, match="line 3: preferred must be 1 or 2, got 0"):
+        data(tmp_path, [*rows, {**rows[0], "label": 0}], columns=columns).pairs()
+
+
+def test_json_file_may_be_one_array(tmp_path: Path) -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    (pair,) = data(tmp_path, [row], "rows.json").pairs()
+    assert (pair.prompt.id, pair.chosen) == ("rows.json:1", "a")
+    with pytest.raises(ConfigError, match="line 2: a JSON int, not an object"):
+        data(tmp_path, [row, 3], "bad.json").pairs()
+    (tmp_path / "half.json").write_text('[{"prompt": 1},')
+    with pytest.raises(ConfigError, match="begins as a JSON array but is none"):
+        JSONL(path=str(tmp_path / "half.json"), kind=Kind.pairs).pairs()
+
+
+class Row:
+    """A group of which only the prompt counts."""
+
+    def __init__(self, text: str, place: int) -> None:
+        from zoo.types import Prompt
+
+        self.prompt, self.place = Prompt(str(place), text=text), place
+
+
+def test_held_out_prompts_keep_their_side_whatever_the_order() -> None:
+    rows: Any = [Row(f"question {i // 2}", i) for i in range(40)]  # two pairs a prompt
+    train, judged = held_out(rows, 0.1)
+    assert len(judged) == 4 and len(train) == 36  # ⌈0.1 · 20⌉ prompts, both pairs of each
+    assert not {r.prompt.text for r in train} & {r.prompt.text for r in judged}
+    _, again = held_out(rows[::-1], 0.1)
+    assert {r.place for r in again} == {r.place for r in judged}
+    assert held_out(rows, 0.0) == (rows, [])
+    with pytest.raises(ConfigError, match=r"evaluate\.heldout_pairs=0\.9 of 1 prompts"):
+        held_out(rows[:2], 0.9)

@@ -1,0 +1,343 @@
+"""Damaged, foreign or vanished files, full disks, shared folders: named, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from tests.e2e.small import folder_of, run_small
+from tests.e2e.test_interrupt import signal_at
+from tests.e2e.test_kill import launched
+from tests.e2e.test_resume import RUNS, assert_same
+from zoo.config import ConfigError
+from zoo.measure.files import RecordError
+from zoo.train.checkpoint import save_checkpoint
+
+SFT = [*RUNS["sft"], "evaluate.every=0"]
+BRIEF = ["train.steps=2", "evaluate.first=false", "evaluate.last=false"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    run_small(output, *SFT)
+    return folder_of(output)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the same run, interrupted after step 5, with checkpoints 4 and 5."""
+    import signal
+
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:5", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="Step 5 of 6"):
+            run_small(tmp_path / "stopped", *SFT)
+    return folder_of(tmp_path / "stopped")
+
+
+def warnings(folder: Path) -> list[str]:
+    lines = (folder / "warnings.jsonl").read_text().splitlines()
+    return [w["message"] for w in map(json.loads, lines) if w["kind"] == "checkpoint_refused"]
+
+
+# the run folder ----------------------------------------------------------------------------------
+
+
+def shorten_metrics(folder: Path) -> None:
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines[:4]))  # what checkpoint 4 needs
+
+
+def break_manifest(folder: Path) -> None:
+    path = folder / "checkpoints/step_000005/manifest.json"
+    path.write_text(path.read_text()[:-20])
+
+
+def alter_a_number(folder: Path) -> None:
+    path = folder / "checkpoints/step_000005/policy.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def put_a_foreign_one_in_its_place(folder: Path) -> None:
+    path = folder / "checkpoints/step_000005/manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "config_hash": "somebody_else"}))
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "checkpoints/step_000005/optimizer_policy.pt").unlink()
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    shorten_metrics: "metrics.jsonl has",
+    break_manifest: "manifest cannot be read",
+    alter_a_number: "policy.pt was altered",
+    put_a_foreign_one_in_its_place: "another configuration",
+    lose_a_file: "optimizer_policy.pt is missing",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda f: f.__name__)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(
+    damage: Callable[[Path], None], whole: Path, stopped: Path
+) -> None:
+    damage(stopped)
+    run_small(stopped.parents[2], *SFT)
+    (message,) = warnings(stopped)
+    assert "step_000005" in message and DAMAGES[damage] in message
+    for name in ("policy/model.safetensors",):
+        assert (whole / name).read_bytes() == (stopped / name).read_bytes()
+    steps = [json.loads(x)["step"] for x in (stopped / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_half_written_leftovers_do_not_matter(whole: Path, stopped: Path) -> None:
+    for name in (".step_000006.tmp", ".step_000004.old"):
+        (stopped / "checkpoints" / name).mkdir()
+        (stopped / "checkpoints" / name / "policy.pt").write_bytes(b"half")
+    (stopped / ".policy.tmp").mkdir()
+    (stopped / "config.yaml").write_text("algorithm: {_targ")
+    with (stopped / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 6, "upda')
+    run_small(stopped.parents[2], *SFT)
+    assert_same(whole, stopped)
+    assert warnings(stopped) == []
+
+
+@pytest.mark.parametrize("name", ["meta.json", "summary.json"])
+def test_a_damaged_record_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    run_small(tmp_path, *SFT, *BRIEF)
+    path = folder_of(tmp_path) / name
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(ConfigError, match=rf"{name} is damaged .* [Dd]elete"):
+        run_small(tmp_path, *SFT, *BRIEF)
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    run_small(tmp_path, *SFT, *BRIEF)
+    folder = folder_of(tmp_path)
+    before = (folder / "summary.json").read_bytes()
+    (folder / "summary.json").unlink()
+    with FileLock(str(folder / ".lock")), pytest.raises(ConfigError, match="another process is"):
+        run_small(tmp_path, *SFT, *BRIEF)
+    assert not (folder / "summary.json").exists() and not (folder / "error.txt").exists()
+    again = run_small(tmp_path, *SFT, *BRIEF)
+    assert again["policy_hash"] == json.loads(before)["policy_hash"]
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run folder .* cannot be written"):
+        run_small(tmp_path / "file", *SFT)
+
+
+def test_a_clock_that_jumps_back_changes_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:3", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tmp_path, *SFT)
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now - 1e6)
+        run_small(tmp_path, *SFT)
+    folder = folder_of(tmp_path)
+    for path in folder.rglob("*"):  # neither do the files' own times
+        os.utime(path, (0, 0))
+    assert_same(whole, folder)
+    assert json.loads((folder / "summary.json").read_text())["seconds"]["total"] > 0
+
+
+# the disk ----------------------------------------------------------------------------------------
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def save(value: Any, out: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == 4:  # the optimizer of the second checkpoint
+            out.write(b"half of it")
+            full()
+        original(value, out)
+
+    original = torch.save
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.raises(RecordError, match=r"checkpoint of step 4 .*No space left.*Free space"):
+            run_small(tmp_path, *SFT)
+    folder = folder_of(tmp_path)
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step_000002"]
+    run_small(tmp_path, *SFT)
+    assert_same(whole, folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    state = {"step": 1}
+
+    def save(step: int, numbers: int) -> None:
+        tensors = {"policy": {"w": torch.zeros(numbers)}}
+        save_checkpoint(small_disk, step, tensors, state, offsets={}, config_hash="x", keep=2)
+
+    save(1, 20_000)  # 80 kB
+    with pytest.raises(RecordError, match=r"checkpoint of step 2 .* The ones before stay"):
+        save(2, 100_000)
+    assert [p.name for p in small_disk.iterdir()] == ["step_000001"]
+    save(2, 20_000)
+
+
+# starts and caches -------------------------------------------------------------------------------
+
+
+def test_a_start_that_vanished_or_changed_is_named_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    from zoo.train.session import TrainingError
+
+    run_small(tmp_path / "start", *SFT, *BRIEF)
+    start_folder = tmp_path / "policy"
+    shutil.copytree(folder_of(tmp_path / "start") / "policy", start_folder)
+    model = ["model.architecture=null", "model.tokenizer=null", f"model.path={start_folder}"]
+    options = ["algorithm=dpo", *model, "evaluate.first=false"]
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:3", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="Step 3 of 6"):
+            run_small(tmp_path / "run", *options)
+    shutil.move(start_folder, tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"model.path=.*policy does not exist"):
+        run_small(tmp_path / "run", *options)
+    run_small(tmp_path / "other", *SFT, *BRIEF, "seed=1")
+    shutil.copytree(folder_of(tmp_path / "other") / "policy", start_folder)
+    with pytest.raises(TrainingError, match=r"started from other weights .* Restore it"):
+        run_small(tmp_path / "run", *options)
+    shutil.rmtree(start_folder)
+    shutil.move(tmp_path / "elsewhere", start_folder)
+    file = start_folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"model .*policy' could not be loaded"):
+        run_small(tmp_path / "run", *options)
+    file.write_bytes(whole)
+    assert run_small(tmp_path / "run", *options)["status"] == "finished"
+
+
+def test_damaged_caches_are_made_anew(tmp_path: Path) -> None:
+    overrides = [*RUNS["dpo"], *BRIEF]
+    first = run_small(tmp_path / "a", *overrides)
+    files = [p for p in tmp_path.glob("cache/*/*") if p.suffix in (".jsonl", ".safetensors")]
+    assert len(files) == 2
+    whole = [path.read_bytes() for path in files]
+    for number, path in enumerate(files):
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1
+        path.write_bytes(data)
+        (path.parent / f"{path.stem}.tmp{number}").write_bytes(b"of a process that was killed")
+    again = run_small(tmp_path / "b", *overrides)
+    assert again["policy_hash"] == first["policy_hash"]
+    assert not list(tmp_path.glob("cache/*/*.tmp*"))
+    for path, data in zip(files, whole, strict=True):
+        if path.suffix == ".safetensors":
+            assert path.read_bytes() == data
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="ZOO_CACHE"):
+        run_small(tmp_path / "run", *RUNS["dpo"], *BRIEF)
+
+
+def test_a_full_disk_under_the_cache_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.data.reference_cache.save_file", full)
+    with pytest.raises(ConfigError, match=r"cache .* No space left .* ZOO_CACHE"):
+        run_small(tmp_path / "run", *RUNS["dpo"], *BRIEF)
+    assert not list(tmp_path.glob("cache/reference/*.tmp*"))
+
+
+RATES = ("1e-4", "2e-4")
+
+
+def test_two_processes_build_one_cache(tmp_path: Path) -> None:
+    """Both start at once with the same start, data and budget; the learning rates differ."""
+    cache = str(tmp_path / "cache")
+    runs = [
+        launched(str(tmp_path / name), cache, [*RUNS["dpo"], *BRIEF, f"train.lr={name}"])
+        for name in RATES
+    ]
+    for run in runs:
+        run.join()
+        assert run.exitcode == 0
+    assert all((folder_of(tmp_path / n) / "summary.json").exists() for n in RATES)
+    summaries = [json.loads((folder_of(tmp_path / n) / "summary.json").read_text()) for n in RATES]
+    # one sampled them, the other waited and read what that had cost
+    assert len({summary["seconds"]["pairs"] for summary in summaries}) == 1
+    assert len(list((tmp_path / "cache/pairs").glob("*.jsonl"))) == 1
+    assert len(list((tmp_path / "cache/reference").glob("*.safetensors"))) == 1
+    assert not list(tmp_path.glob("cache/*/*.tmp*"))
+
+
+def test_an_altered_recipe_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from zoo.config import ModelConfig
+    from zoo.models.loading import load_model, weights_hash
+    from zoo.models.recipe import check_untouched
+
+    summary = run_small(tmp_path, *SFT, *BRIEF)
+    policy = folder_of(tmp_path) / "policy"
+    loaded = weights_hash(load_model(ModelConfig(path=str(policy))))
+    assert loaded == summary["policy_hash"]
+    check_untouched("mine", policy, loaded)
+    weights = load_file(policy / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
+    altered = weights_hash(load_model(ModelConfig(path=str(policy))))
+    with pytest.raises(ConfigError, match=r"model.recipe=mine .* were altered .* Delete"):
+        check_untouched("mine", policy, altered)

@@ -1,0 +1,164 @@
+"""Two processes train as one, resume each other's runs, and fail together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.e2e.small import SMALL, folder_of, run_small
+
+ONE_STEP = ["train.steps=1", "evaluate.first=false", "evaluate.last=false"]
+SFT = ["algorithm=sft", "train.steps=4", "evaluate.every=0"]
+ALGORITHMS = {
+    "sft": ["algorithm=sft"],
+    "dpo": ["algorithm=dpo"],
+    "kto": ["algorithm=kto"],
+    "grpo": ["algorithm=grpo", "algorithm.kl_coef=0.1"],
+    "dapo": ["algorithm=dapo", "rollout.max_rounds=2"],
+    "ppo": ["algorithm=ppo"],
+}
+
+
+def torchrun(*arguments: str, cache: Path, seconds: float = 240) -> subprocess.CompletedProcess:
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "ZOO_CACHE": str(cache),
+    }
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*launcher, "--nproc_per_node", "2", "-m", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of this file: `one/…` by this process, `two/…` by two."""
+    base = tmp_path_factory.mktemp("two_processes")
+    jobs: list[dict[str, Any]] = [
+        {"output": str(base / "two" / name), "overrides": [*overrides, *ONE_STEP]}
+        for name, overrides in ALGORITHMS.items()
+    ]
+    jobs.append({"output": str(base / "one_then_two"), "overrides": SFT})
+    jobs.append({"output": str(base / "two_then_one"), "overrides": SFT, "stop_after": 2})
+    (base / "jobs.json").write_text(json.dumps(jobs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZOO_CACHE", str(base / "cache"))
+        for name, overrides in ALGORITHMS.items():
+            run_small(base / "one" / name, *overrides, *ONE_STEP)
+        run_small(base / "one" / "resumed", *SFT)
+        stop_after_two(patch)
+        with pytest.raises(KeyboardInterrupt, match="Step 2 of 4"):
+            run_small(base / "one_then_two", *SFT)
+        patch.undo()
+        patch.setenv("ZOO_CACHE", str(base / "cache"))
+        done = torchrun("tests.e2e.two", str(base / "jobs.json"), cache=base / "cache_two")
+        assert done.returncode == 0, done.stdout + done.stderr
+        run_small(base / "two_then_one", *SFT)
+    return base
+
+
+def stop_after_two(patch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    from zoo.train.session import Session
+
+    record = Session.record
+
+    def interrupted(self: Session, step: int, *arguments: Any) -> None:
+        record(self, step, *arguments)
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(Session, "record", interrupted)
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(x) for x in (folder_of(output) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_first_update_is_that_of_one_process(name: str, outputs: Path) -> None:
+    one, two = (folder_of(outputs / n / name) / "checkpoints/step_000001" for n in ("one", "two"))
+    files = sorted(path.name for path in one.glob("optimizer_*.pt"))
+    assert files
+    for file in files:
+        a, b = (torch.load(folder / file, weights_only=True)["state"] for folder in (one, two))
+        for index, state in a.items():
+            # Adam's first moment after one update is 0.1 of the gradient; it is not all 0
+            gap = (state["exp_avg"] - b[index]["exp_avg"]).abs().max()
+            assert gap < 1e-6, (file, index)
+        assert any(state["exp_avg"].abs().max() > 1e-5 for state in a.values())
+    (first,), (second,) = metrics(outputs / "one" / name), metrics(outputs / "two" / name)
+    assert second["skipped_updates"] == 0
+    for key in ("completions", "tokens/generated", "tokens/trained", "reward/total"):
+        assert first.get(key) == pytest.approx(second.get(key)), key
+    found = json.loads((folder_of(outputs / "two" / name) / "meta.json").read_text())
+    assert found["n_processes"] == 2
+
+
+@pytest.mark.parametrize("name", ["one_then_two", "two_then_one"])
+def test_a_checkpoint_is_resumed_by_another_number_of_processes(name: str, outputs: Path) -> None:
+    whole, resumed = metrics(outputs / "one" / "resumed"), metrics(outputs / name)
+    assert [m["step"] for m in resumed] == [1, 2, 3, 4]
+    for a, b in zip(whole, resumed, strict=True):
+        for key in ("loss/policy", "length/mean", "tokens/trained_total", "lr/policy"):
+            # sums in another order: a few parts in a million of the loss after four updates
+            assert a[key] == pytest.approx(b[key], rel=1e-4), (key, a["step"])
+    facts = json.loads((folder_of(outputs / name) / "meta.json").read_text())
+    numbers = [facts["n_processes"], *(again["n_processes"] for again in facts["resumed"])]
+    assert numbers == ([1, 2] if name == "one_then_two" else [2, 1])
+
+
+def test_the_failure_of_one_process_ends_all_with_its_message(tmp_path: Path) -> None:
+    fn = "reward.fn=tests.e2e.faulty.fails_on_process_one"
+    began = time.monotonic()
+    done = torchrun(
+        "zoo",
+        *SMALL,
+        f"output={tmp_path}",
+        "algorithm=grpo",
+        "reward=function",
+        fn,
+        *ONE_STEP,
+        cache=tmp_path / "cache",
+    )
+    assert done.returncode != 0
+    assert "reward fails_on_process_one raised ZeroDivisionError" in done.stderr
+    assert "a fault of process 1 alone" in " ".join(done.stderr.split())  # wrapped into a block
+    assert time.monotonic() - began < 90  # not the half hour that a collective waits
+    assert "process 1 alone" in (folder_of(tmp_path) / "error.rank1.txt").read_text()
+
+
+def test_a_mistake_of_the_second_process_alone_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zoo import cli, distributed
+    from zoo.config import ConfigError
+
+    def refuse(arguments: list[str]) -> int:
+        raise ConfigError("a file that only this machine lacks")
+
+    monkeypatch.setattr(cli, "_dispatch", refuse)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["algorithm=grpo"]) == 2
+    assert capsys.readouterr().err == ""  # before they met: the first one tells
+    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
+    assert cli.main(["algorithm=grpo"]) == 2
+    assert "only this machine lacks" in capsys.readouterr().err

@@ -1,0 +1,286 @@
+"""Fast decoding against the plain one: tokens, log-probs, fallbacks, and the sampler's levels."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPTNeoXConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.models.tiny import MODELS, VOCABULARY, gpt2, llama, ragged_batch, tokens
+from zoo.models.policy import Policy
+from zoo.models.twin import Casts, Twin
+from zoo.rollout import lean, sampler
+from zoo.rollout.decoding import BlockDecoding, PlainDecoding
+from zoo.rollout.engine import Sampling
+from zoo.rollout.lean import LeanDecoding
+from zoo.rollout.sampler import sample, sample_in_blocks
+from zoo.rollout.torch_engine import TorchEngine
+
+PROMPTS = [tokens(torch.Generator().manual_seed(i), n) for i, n in enumerate([3, 40, 1, 5, 31])]
+KEYS = [f"k{i}" for i in range(len(PROMPTS))]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+}
+
+
+def made(config: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def qwen2() -> Any:
+    model = made(Qwen2Config(**SIZES, num_key_value_heads=2, intermediate_size=48))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def scaled_llama() -> Any:
+    rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip
+    return llama(rope_parameters=rope, head_dim=16, max_position_embeddings=256)
+
+
+LEAN = {
+    "tied": llama,
+    "untied": MODELS["untied"],
+    "one key head": lambda: llama(num_key_value_heads=1),
+    "scaled positions": scaled_llama,
+    "qwen2 with biases": qwen2,
+    "mistral": lambda: made(MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=48,
+                                          sliding_window=None)),
+}  # fmt: skip
+BLOCK = {
+    "learned positions": gpt2,
+    "qwen3": lambda: made(
+        Qwen3Config(**SIZES, num_key_value_heads=2, intermediate_size=48, head_dim=8)
+    ),
+    "gpt_neox": lambda: made(GPTNeoXConfig(**SIZES, intermediate_size=64)),
+    "llama with attention biases": lambda: llama(attention_bias=True),
+    "opt": lambda: made(
+        OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            ffn_dim=64, word_embed_proj_dim=32, init_std=0.3, max_position_embeddings=128
+        )
+    ),
+}  # fmt: skip
+# A sliding window has a cache of its own; a position bias or a soft cap is not computed here.
+PLAIN = {
+    "sliding window": lambda: made(
+        MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=48, sliding_window=8)
+    ),
+    "gemma2": lambda: made(
+        Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=48)
+    ),
+    "bloom": lambda: made(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)),
+}
+WAYS = {**{name: (m, LeanDecoding) for name, m in LEAN.items()},
+        **{name: (m, BlockDecoding) for name, m in BLOCK.items()},
+        **{name: (m, PlainDecoding) for name, m in PLAIN.items()}}  # fmt: skip
+
+
+def engine(policy: Policy, **settings: Any) -> Any:
+    built = TorchEngine(**settings).engine(lambda ids: "", pad_token_id=0)
+    built.sync(policy)
+    return built
+
+
+def flat(groups: Any) -> list[Any]:
+    return [c for group in groups for c in group]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.filterwarnings("ignore:.*cannot decode over blocks")
+def test_fast_decoding_draws_the_tokens_of_the_plain_one(name: str) -> None:
+    build, way = WAYS[name]
+    policy = Policy(build())
+    # 45 new tokens: the block of 64 columns fills and grows; stops drop rows on the way
+    sampling = Sampling(1.0, 45, (7, 9), seed=(1,))
+    fast, plain = engine(policy), engine(policy, fast=False)
+    found = flat(fast.generate(PROMPTS, KEYS, 6, sampling))
+    wanted = flat(plain.generate(PROMPTS, KEYS, 6, sampling))
+    assert list(fast._kinds.values()) in ([way], [])
+    assert fast._kinds or way is PlainDecoding
+    assert max(len(c.token_ids) for c in found) > 33
+    assert len({len(c.token_ids) for c in found}) > 3
+    for one, two in zip(found, wanted, strict=True):
+        assert one.token_ids == two.token_ids and one.truncated == two.truncated
+        assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tied", "qwen2 with biases", "learned positions"])
+def test_bfloat16_decoding_agrees_with_the_models_own_forward(name: str) -> None:
+    policy = Policy(WAYS[name][0]())
+    fast = engine(policy, dtype="bfloat16")
+    found = flat(fast.generate(PROMPTS, KEYS, 2, Sampling(1.0, 12, (), seed=(2,))))
+    assert list(fast._kinds.values()) == [WAYS[name][1]]
+    gaps = []
+    for row, completion in enumerate(found):
+        ids = torch.tensor([[*PROMPTS[row // 2], *completion.token_ids]])
+        with torch.no_grad():
+            logits = fast._model(ids).logits[0].float()
+        start = len(PROMPTS[row // 2])
+        own = logits[start - 1 : -1].log_softmax(-1)
+        own = own.gather(1, ids[0, start:, None]).squeeze(1)
+        gaps.append((own - torch.tensor(completion.logprobs)).abs())
+    # bfloat16 has 8 bits: logits of ±20 are read to ±0.06
+    assert float(torch.cat(gaps).median()) < 0.1
+
+
+def test_a_model_that_does_not_fit_is_said_once_and_decoded_plainly() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        decoder = engine(Policy(PLAIN["bloom"]()))
+        for _ in range(2):
+            decoder.generate(PROMPTS[:2], KEYS[:2], 2, Sampling(1.0, 3, ()))
+    said = [str(w.message) for w in seen if "cannot decode over blocks" in str(w.message)]
+    assert len(said) == 1 and "BloomForCausalLM" in said[0] and "rollout.fast=false" in said[0]
+
+
+def test_an_adapter_in_the_place_of_a_projection_is_not_passed_over() -> None:
+    class Adapted(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    model: Any = llama()
+    assert LeanDecoding.fits(model)
+    layer = model.model.layers[1].mlp
+    adapted = Adapted(48, 32, bias=False)
+    adapted.weight = layer.down_proj.weight
+    layer.down_proj = adapted
+    assert not LeanDecoding.fits(model)
+    policy = Policy(model)
+    sampling = Sampling(1.0, 6, ())
+    fast = flat(engine(policy).generate(PROMPTS, KEYS, 2, sampling))
+    plain = flat(engine(policy, fast=False).generate(PROMPTS, KEYS, 2, sampling))
+    assert [c.token_ids for c in fast] == [c.token_ids for c in plain]
+
+
+def test_the_attention_of_the_policy_is_its_own_again_after_decoding() -> None:
+    policy = Policy(gpt2())
+    before = policy.model.config._attn_implementation
+    decoder = engine(policy)
+    decoder.generate(PROMPTS, KEYS, 2, Sampling(1.0, 3, ()))
+    assert policy.model.config._attn_implementation == before
+    with (
+        pytest.raises(RuntimeError, match="broke"),
+        BlockDecoding(policy.model, *decoder._prefill(PROMPTS)[1:], 2),
+    ):
+        raise RuntimeError("broke")
+    assert policy.model.config._attn_implementation == before
+
+
+def test_projections_of_a_cast_lie_in_a_row_and_follow_the_weights() -> None:
+    model: Any = llama()
+    casts = Casts(model, torch.bfloat16)
+    body = Twin(model, None, casts, trains=False)()
+    for layer, master in zip(body.model.layers, model.model.layers, strict=True):
+        mine, theirs = layer.self_attn, master.self_attn
+        joined = lean.in_a_row([mine.q_proj.weight, mine.k_proj.weight, mine.v_proj.weight])
+        assert joined is not None
+        wanted = torch.cat([theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight])
+        assert torch.equal(joined, wanted.bfloat16())
+        with torch.no_grad():
+            theirs.k_proj.weight.add_(1)
+        casts.refresh()
+        assert torch.equal(joined[32:48], theirs.k_proj.weight.bfloat16())
+        assert lean.in_a_row([theirs.q_proj.weight, theirs.k_proj.weight]) is None
+
+
+# --- the sampler ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "BLOCK", 4)
+    monkeypatch.setattr(sampler, "_LARGE", 2)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampling_in_blocks_is_sampling(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, 23, generator=generator) * 3
+    draw = torch.rand(20_000, generator=generator)
+    found, wanted = (f(logits, temperature, draw) for f in (sample_in_blocks, sample))
+    # float32 sums in another order: u may lie within 1e-7 of a boundary, 23 boundaries a row
+    assert int((found[0] != wanted[0]).sum()) <= 2
+    same = found[0] == wanted[0]
+    torch.testing.assert_close(found[1][same], wanted[1][same], rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("u", "token"),
+    [
+        # p = (4, 2, 1, 1 | 4, 0, 0, 4)/16: cumulative 0.25, .375, .4375, .5 | .75, .75, .75, 1
+        (0.0, 0), (0.2499, 0), (0.25, 1), (0.375, 2), (0.4999, 3), (0.5, 4), (0.7499, 4),
+        (0.75, 7), (1 - 2**-24, 7),
+    ],
+)  # fmt: skip
+def test_sampling_in_blocks_by_hand(u: float, token: int) -> None:
+    weights = torch.tensor([[4.0, 2, 1, 1, 4, 0, 0, 4, 0]])
+    got, logprob = sample_in_blocks(weights.log(), 1.0, torch.tensor([u]))
+    assert int(got) == token
+    assert float(logprob) == pytest.approx(float((weights[0, token] / 16).log()), abs=1e-6)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_broken_logits_give_a_log_prob_that_says_so(broken: float) -> None:
+    logits = torch.zeros(2, 5000)
+    logits[1, 7] = broken
+    token, logprob = sample_in_blocks(logits, 1.0, torch.tensor([0.5, 0.5]))
+    assert logprob[0].isfinite() and not logprob[1].isfinite()
+    assert bool((token < 5000).all())
+
+
+def test_a_large_vocabulary_has_the_distribution_of_the_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 9001, generator=generator)
+    logits[0, :3] = torch.tensor([9.0, 8.0, 9.5])  # half of the mass on three tokens
+    draw = torch.rand(40_000, generator=generator)
+    token, _ = sample_in_blocks(logits.expand(40_000, -1), 1.0, draw)
+    p = logits[0].double().softmax(0)[:3]
+    share = torch.bincount(token, minlength=9001)[:3] / 40_000
+    # four standard deviations of a share of 40,000
+    assert bool(((share - p).abs() < 4 * (p * (1 - p) / 40_000).sqrt()).all())
+
+
+# --- the policy's own casts -----------------------------------------------------------------------
+
+
+def test_casts_that_the_policy_computes_with_are_shared_and_not_copied() -> None:
+    policy = Policy(llama(), packed=True, compute_dtype=torch.bfloat16)
+    decoder = engine(policy)  # rollout.dtype=null: the policy's own arithmetic
+    body = policy.trunk._packed_body()
+    assert decoder._model.dtype == torch.bfloat16
+    mine, theirs = decoder._model.parameters(), body.parameters()
+    for one, two in zip(mine, theirs, strict=True):
+        assert one.data_ptr() == two.data_ptr() and not one.requires_grad
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.05, fused=True)
+    before = flat(decoder.generate(PROMPTS, KEYS, 2, Sampling(1.0, 8, ())))
+    policy(ragged_batch()).logprobs.sum().neg().backward()
+    optimizer.step()
+    decoder.sync(policy)
+    fresh = engine(Policy(policy.model), dtype="bfloat16")
+    after = flat(decoder.generate(PROMPTS, KEYS, 2, Sampling(1.0, 8, ())))
+    assert after == flat(fresh.generate(PROMPTS, KEYS, 2, Sampling(1.0, 8, ()))) != before
+    assert list(decoder._kinds.values()) == [LeanDecoding]

@@ -1,0 +1,398 @@
+"""Several data sets in one run, in given shares, each prompt judged by its own set's check."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, TypeVar
+
+from zoo.config import ConfigError
+from zoo.data.rows import content_of, without_duplicates, without_overlap
+from zoo.rewards.check import check_output
+from zoo.types import (
+    Completion,
+    EvaluationSet,
+    Example,
+    LabelledCompletion,
+    PreferencePair,
+    Prompt,
+    Reward,
+    RewardOutput,
+)
+
+T = TypeVar("T")
+# Names of other curves beside reward/SOURCE.
+_TAKEN = ("total", "squared", "abstained")
+_VERBS = ("offers", "max_new_tokens", "evaluation_sets")  # of every data set
+
+
+class Until(StrEnum):
+    """When a mixture ends."""
+
+    shortest = "shortest"  # as soon as a part that is due has no prompt left: the shares are exact
+    longest = "longest"  # when all parts are used up: the shares hold until the first of them is
+
+
+@dataclass(frozen=True)
+class BySource:
+    """Each prompt judged by the reward of its own source.
+
+    The components are the scores by source, None for the rows of the others, so that each source
+    has a curve; what a reward has for components of its own is not kept.
+
+    Raises:
+        RewardError: (when called) a reward's output is wrong.
+        ValueError: (when called) a prompt whose column `source` is none of them.
+    """
+
+    rewards: Mapping[str, Reward]  # by the column `source`
+
+    def load(self, device: Any) -> None:
+        """Load what the rewards load (models), before the first step."""
+        for reward in self.rewards.values():
+            if hasattr(reward, "load"):
+                reward.load(device)  # pyright: ignore
+
+    def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+        rows: dict[str, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows.setdefault(self._source(prompt), []).append(row)
+        total: list[float | None] = [None] * len(prompts)
+        reasons = [""] * len(prompts)
+        components: dict[str, list[float | None]] = {}
+        for source in sorted(rows):
+            own = rows[source]
+            texts = [completions[row] for row in own]
+            output = self.rewards[source]([prompts[row] for row in own], texts)
+            output = check_output(output, texts, source)
+            components[source] = [None] * len(prompts)
+            for place, row in enumerate(own):
+                components[source][row] = total[row] = output.total[place]
+                reasons[row] = output.reasons[place] if output.reasons else ""
+        return RewardOutput(total=total, components=components, reasons=reasons)
+
+    def _source(self, prompt: Prompt) -> str:
+        source = prompt.columns.get("source")
+        if source not in self.rewards:
+            raise ValueError(
+                f"prompt {prompt.id!r} has the source {source!r}, and there are rewards for "
+                f"{', '.join(self.rewards)}. Use the mixture's own prompts with its verifier."
+            )
+        return str(source)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set of a mixture."""
+
+    name: str
+    weight: float
+    data: Any  # a Data
+    reward: Reward | None  # instead of the data's own verifier in training
+
+    @property
+    def where(self) -> str:
+        return f"data.parts.{self.name}"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Prompts of several data sets, interleaved so that each part has its share by weight.
+
+    Every part is a data set with a `weight`, and perhaps a `reward` of its own that replaces its
+    verifier in training. A prompt's column `source` and its id begin with the part's name. From a
+    part that has more than its share the prompts are taken in an order that depends on their ids
+    alone, because published files are often sorted by subject. Nothing is repeated: a prompt that
+    two parts have counts for the first, and one that any part judges on is trained on by none.
+
+    Evaluation: `heldout` is the union of the parts' held-out problems, each judged by its own
+    part's check, in the shares of the weights for as long as all parts last (the first
+    `evaluate.problems` of it are judged). Other sets keep their names where all parts mean the
+    same one, and else have the part's name in front: `math_independent`.
+
+    Raises:
+        ValueError: no parts, or one that cannot be used.
+        ConfigError: a part's own errors; (when read) a part without a verifier or a reward.
+    """
+
+    parts: dict[str, Any] = field(default_factory=dict)  # name → {weight, _target_, …, reward}
+    until: Until = Until.shortest  # when to stop: shortest keeps the shares, longest uses all up
+    data_seed: int = 0  # of the choice and order of each part's prompts; not the run's seed
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError(
+                "data.parts is empty: there would be nothing to mix. Name at least one part, as in "
+                "conf/data/mixture.yaml."
+            )
+        if not self.offers:
+            each = "; ".join(f"{p.name}: {', '.join(sorted(p.data.offers))}" for p in self._parts)
+            raise ValueError(
+                f"data.parts have no kind of rows in common ({each}). Mix sets that all offer "
+                "prompts, or all examples, or all pairs."
+            )
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What all parts offer."""
+        return frozenset.intersection(*(frozenset(part.data.offers) for part in self._parts))
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The largest limit of any part."""
+        return max(part.data.max_new_tokens for part in self._parts)
+
+    def prompts(self) -> list[Prompt]:
+        return self._mixed("prompts")
+
+    def examples(self) -> list[Example]:
+        return self._mixed("examples")
+
+    def pairs(self) -> list[PreferencePair]:
+        return self._mixed("pairs")
+
+    def rankings(self) -> list[Any]:
+        return self._mixed("rankings")
+
+    def labelled(self) -> list[LabelledCompletion]:
+        return self._mixed("labelled")
+
+    def verifier(self) -> Reward | None:
+        """Each prompt's own part's reward, else its verifier; None where no part has any."""
+        return self._verifier
+
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        return list(self._sets)
+
+    # parts -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        return tuple(_part(name, node) for name, node in self.parts.items())
+
+    @cached_property
+    def _verifier(self) -> Reward | None:
+        # One object, whoever asks: what a reward has loaded stays loaded.
+        if "prompts" not in self.offers:
+            return None
+        own: dict[str, Reward | None] = {}
+        for part in self._parts:
+            with _named(part.where):
+                own[part.name] = part.reward or part.data.verifier()
+        bare = [name for name, reward in own.items() if reward is None]
+        if len(bare) == len(own):
+            return None
+        if bare:
+            raise ConfigError(
+                f"data.parts.{bare[0]} has no verifier, so its prompts could not be judged. Give "
+                f"it one: data.parts.{bare[0]}.reward={{_target_: …}}; or set reward=NAME, which "
+                "then judges all parts alike."
+            )
+        return BySource({name: reward for name, reward in own.items() if reward is not None})
+
+    @cached_property
+    def _sets(self) -> tuple[EvaluationSet, ...]:
+        """heldout first, then the others."""
+        problems: dict[str, list[Prompt]] = {}
+        checks: dict[str, Reward] = {}
+        others: dict[str, dict[str, EvaluationSet]] = {}
+        for part in self._parts:
+            with _named(part.where):
+                items = part.data.evaluation_sets()
+            for item in items:
+                if item.name == "heldout" and item.kind == "accuracy" and item.verifier is not None:
+                    problems[part.name] = [_marked(p, part.name) for p in item.prompts]
+                    checks[part.name] = item.verifier
+                else:
+                    others.setdefault(item.name, {})[part.name] = item
+        sets = []
+        if problems:
+            weights = {p.name: p.weight for p in self._parts if p.name in problems}
+            union = tuple(interleave(problems, weights, Until.longest))
+            sets.append(EvaluationSet("heldout", "accuracy", union, BySource(checks)))
+        for name, by_part in others.items():
+            first = next(iter(by_part.values()))
+            if all(item == first for item in by_part.values()) and not first.prompts:
+                sets.append(first)
+                continue
+            for part, item in by_part.items():
+                prompts = tuple(_marked(p, part) for p in item.prompts)
+                sets.append(replace(item, name=f"{part}_{name}", prompts=prompts))
+        return tuple(sets)
+
+    def _mixed(self, kind: str) -> list[Any]:
+        if kind not in self.offers:
+            raise ConfigError(
+                f"data=mixture was asked for {kind}, and its parts have in common: "
+                f"{', '.join(sorted(self.offers))}."
+            )
+        return list(self._rows(kind))
+
+    def _rows(self, kind: str) -> Sequence[Any]:
+        cache = self._cache
+        if kind not in cache:
+            rows: dict[str, list[Any]] = {}
+            for part in self._parts:
+                with _named(part.where):
+                    own = getattr(part.data, kind)()
+                rows[part.name] = [_marked(row, part.name) for row in own]
+            rows = self._without_repeats(rows)
+            ordered = {
+                name: sorted(own, key=lambda row: _order(self.data_seed, _prompt_of(row).id))
+                for name, own in rows.items()
+            }
+            weights = {part.name: part.weight for part in self._parts}
+            cache[kind] = interleave(ordered, weights, self.until)
+        return cache[kind]
+
+    @cached_property
+    def _cache(self) -> dict[str, list[Any]]:
+        return {}
+
+    def _without_repeats(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Nothing that is judged on, and nothing that an earlier part has; both are reported."""
+        judged = [p for item in self._sets if item.kind == "accuracy" for p in item.prompts]
+        found: dict[str, list[Any]] = {}
+        seen: set[str] = set()
+        for name, own in rows.items():
+            where = f"data.parts.{name}"
+            prompts = [_prompt_of(row) for row in own]
+            kept = {id(p) for p in without_overlap(prompts, judged, where)}
+            own = [row for row, prompt in zip(own, prompts, strict=True) if id(prompt) in kept]
+            if own and isinstance(own[0], Prompt):
+                own = without_duplicates(own, content_of, where)
+            new = [row for row in own if content_of(_prompt_of(row)) not in seen]
+            if len(new) < len(own):
+                warnings.warn(
+                    f"{where}: left out {len(own) - len(new)} of {len(own)} rows that an earlier "
+                    "part has as well.",
+                    stacklevel=2,
+                )
+            seen |= {content_of(_prompt_of(row)) for row in new}
+            if not new:
+                raise ConfigError(f"{where} has nothing of its own to train on. Leave it out.")
+            found[name] = new
+        return found
+
+
+# interleaving ------------------------------------------------------------------------------------
+
+
+def interleave(
+    items: Mapping[str, Sequence[T]], weights: Mapping[str, float], until: Until
+) -> list[T]:
+    """The lists woven into one, so that every beginning of it has the shares as nearly as can be.
+
+        next part = argmin_k (n_k + ½) / w_k,   n_k taken so far
+
+    The rule of Sainte-Laguë. After t items of K parts |n_k − t·w_k/Σw| ≤ ½ + K/2 · w_k/Σw: for one
+    side, sum (n_i − ½)/w_i ≤ (n_k + ½)/w_k over i. Ties go to the part named first. Parts that are
+    used up are passed over (until=longest), or end it (until=shortest).
+
+    Args:
+        items: one list a name; empty ones are passed over from the start.
+        weights: above 0, by the same names.
+    """
+    left = {name: len(own) for name, own in items.items() if own}
+    taken = dict.fromkeys(left, 0)
+    woven: list[T] = []
+    while left:
+        name = min(left, key=lambda k: (taken[k] + 0.5) / weights[k])
+        if taken[name] == left[name]:
+            if until is Until.shortest:
+                break
+            del left[name]
+            continue
+        woven.append(items[name][taken[name]])
+        taken[name] += 1
+    return woven
+
+
+def _order(seed: int, identity: str) -> bytes:
+    return hashlib.blake2b(f"{seed}\x1f{identity}".encode(), digest_size=8).digest()
+
+
+# parts -------------------------------------------------------------------------------------------
+
+
+def _part(name: str, node: Any) -> Part:
+    """A part from {weight, _target_, …, reward}, {weight, data, reward}, or an instance."""
+    # Here, not at the top: the builder knows all groups.
+    from zoo.instantiate import build
+
+    where = f"data.parts.{name}"
+    if name in _TAKEN or not name.isidentifier():
+        raise ValueError(
+            f"{where}: a part's name must be a plain word that names no other curve "
+            f"({', '.join(_TAKEN)}), got {name!r}. Try {name.strip('_') or 'part'}_1."
+        )
+    settings = dict(node) if isinstance(node, Mapping) else {"data": node, "weight": 1.0}
+    weight = settings.pop("weight", None)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(
+            f"{where}.weight must be a number, got {weight!r}. Try {where}.weight=1.0."
+        )
+    if not (weight > 0 and math.isfinite(weight)):
+        raise ValueError(
+            f"{where}.weight must be above 0 and finite, got {weight}. Leave the part out with "
+            f"~{where}, or try {where}.weight=1.0."
+        )
+    reward: Any = settings.pop("reward", None)
+    if reward is not None:
+        reward = build(reward, f"{where}.reward")
+        if not isinstance(reward, Reward):
+            raise ValueError(f"{where}.reward is a {type(reward).__name__}, which scores nothing.")
+    data = settings
+    if "_target_" not in settings and "data" in settings:
+        data = settings.pop("data")
+        if settings:
+            raise ValueError(
+                f"{where} has data and {', '.join(sorted(settings))}: settings belong to a "
+                "mapping with _target_. Give one or the other."
+            )
+    with _named(where):
+        data = build(data, where)
+    missing = [verb for verb in _VERBS if not hasattr(data, verb)]
+    if missing:
+        raise ValueError(
+            f"{where} is a {type(data).__name__}, and no data set: it has no "
+            f"{' and no '.join(missing)} (see zoo/types.py)."
+        )
+    if isinstance(data, Mixture):
+        raise ValueError(f"{where} is a mixture itself. Name its parts among these instead.")
+    if getattr(data, "pair_with_gold", False):
+        raise ValueError(
+            f"{where}.pair_with_gold is for the set alone: parts without a gold solution could "
+            f"make no such pairs. Set {where}.pair_with_gold=false."
+        )
+    return Part(name, float(weight), data, reward)
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A data set calls its settings data.path and the like; as a part it has a longer name."""
+    try:
+        yield
+    except ConfigError as error:
+        message = re.sub(r"(?<![\w./])data\.(?!parts\.)", f"{where}.", str(error))
+        message = message.removeprefix(f"{where}: ")
+        raise ConfigError(message if where in message else f"{where}: {message}") from error
+
+
+def _prompt_of(row: Any) -> Prompt:
+    return row if isinstance(row, Prompt) else row.prompt
+
+
+def _marked(row: Any, source: str) -> Any:
+    """The row with its source in its prompt: the column, and the beginning of the id."""
+    prompt = _prompt_of(row)
+    columns = {**prompt.columns, "source": source}
+    marked = replace(prompt, id=f"{source}/{prompt.id}", columns=columns)
+    return marked if row is prompt else replace(row, prompt=marked)
