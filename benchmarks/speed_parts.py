@@ -1,13 +1,15 @@
 """What the fast paths gain over the plain ones, part by part, in one process.
 
     python -m benchmarks.speed_parts [--workload w1] [--parts generate train memory] [--repeats 3]
-        [--new-tokens N] [--groups N] [--model FOLDER] [--threads N] [--clock cpu]
+        [--variants NAME …] [--new-tokens N] [--groups N] [--model FOLDER]
+        [--threads N] [--clock cpu]
 
 Generation: transformers' `generate`, the plain engine, the fast one over blocks, the fast one by
 hand. Training: forward and backward of the policy's log-probs, padded and packed, in float32 and
-in bfloat16 on float32 masters, by whole groups as a run cuts them. Memory: the peak of live tensor
+in bfloat16 on float32 masters (and in float32 with products of medium precision), by whole groups
+as a run cuts them. Memory: the peak of live tensor
 bytes of one such pass. Variants take turns and the fastest of the repeats counts, so that a busy
-machine slows all of them; a line is `part, variant, seconds, times as fast as the reference`.
+machine slows all of them; a line is `part, variant, seconds, times as fast as the first one`.
 
 W1: 4.07 M parameters from scratch, 16 prompts of about 29 tokens × 8 completions of 64. W2: a
 SmolLM2-135M-Instruct folder (`--model`), 4 prompts of about 90 tokens × 8 completions of 96.
@@ -61,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name}: {prompts} prompts of about {size} tokens × {group} × {new} new")
         ids = _ids(model, prompts, size)
         if "generate" in options.parts:
-            _report("generate", "generate bf16", _timed(
-                _generation(model, ids, group, new), options.repeats, clock))  # fmt: skip
+            _report(
+                "generate", _chosen(_generation(model, ids, group, new), options), clock, options
+            )
         count = min(options.groups or TRAINED[name], TRAINED[name])
         batch = _batch(model, ids[:count], group, new)
         if "train" in options.parts:
-            _report("train", "padded float32", _timed(
-                _training(model, batch), options.repeats, clock))  # fmt: skip
+            _report("train", _chosen(_training(model, batch), options), clock, options)
         if "memory" in options.parts:
             for variant, bytes_ in _memory(model, batch).items():
                 print(f"memory,{variant},{bytes_ / 2**20:.0f} MiB")
@@ -113,7 +115,16 @@ def _training(model: PreTrainedModel, batch: Batch) -> dict[str, Callable[[], An
         model.zero_grad()
         (policy(batch).logprobs * weights).sum().backward()
 
-    return {name: lambda p=policy: once(p) for name, policy in _policies(model).items()}
+    made = {name: lambda p=policy: once(p) for name, policy in _policies(model).items()}
+
+    def medium() -> None:
+        torch.set_float32_matmul_precision("medium")
+        try:
+            made["packed float32"]()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    return {**made, "packed float32 medium": medium}
 
 
 def _policies(model: PreTrainedModel) -> dict[str, Policy]:
@@ -156,9 +167,23 @@ def _timed(
     return best
 
 
-def _report(part: str, reference: str, seconds: dict[str, float]) -> None:
+def _chosen(
+    variants: dict[str, Callable[[], Any]], options: argparse.Namespace
+) -> dict[str, Callable[[], Any]]:
+    wanted = options.variants
+    return {n: run for n, run in variants.items() if not wanted or n.replace(" ", "_") in wanted}
+
+
+def _report(
+    part: str,
+    variants: dict[str, Callable[[], Any]],
+    clock: Callable[[], float],
+    options: argparse.Namespace,
+) -> None:
+    seconds = _timed(variants, options.repeats, clock)
+    first = next(iter(seconds.values()), 0.0)
     for name, value in seconds.items():
-        print(f"{part},{name},{value:.3f} s,{seconds[reference] / value:.2f}x", flush=True)
+        print(f"{part},{name},{value:.3f} s,{first / value:.2f}x", flush=True)
 
 
 def _model(name: str, folder: Path | None) -> PreTrainedModel:
@@ -189,6 +214,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", nargs="+", default=["w1"], choices=["w1", "w2"])
     parser.add_argument("--parts", nargs="+", default=["generate", "train", "memory"])
+    parser.add_argument("--variants", nargs="+", help="some of them, for example packed_bf16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, help="fewer, for a quick look")
     parser.add_argument("--groups", type=int, help="prompts; fewer, for a quick look")

@@ -174,12 +174,11 @@ def test_experiment_overrides_the_model_and_the_command_line_overrides_both() ->
 
 
 def test_defaults_composed_equal_the_defaults_made_in_python() -> None:
-    from zoo.rewards.verifiable import Verifier
 
     by_hand = RunConfig(
         algorithm=GRPO(),
         data=Arithmetic(),
-        reward=Verifier(),
+        reward=None,
         rollout=TorchEngine(),
         model=ModelConfig(recipe="tiny_sft"),
         train=TrainConfig(critic_lr=5e-4),  # what model=tiny recommends
@@ -245,7 +244,7 @@ def test_hash_leaves_out_what_cannot_move_a_result(override: str) -> None:
         "algorithm=ppo",
         "data.n_problems=10",
         "reward=random",
-        "reward=null",
+        "reward=verifier",
         "rollout.temperature=0.9",
         "model=tiny_random",
         "train.lr=1e-5",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import contextlib
+import hashlib
+import inspect
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +119,7 @@ def check(config: RunConfig) -> None:
         ConfigError: a combination that cannot run, with the way out.
     """
     check_model_config(config.model)
+    _check_data(config)
     algorithm, data, train = config.algorithm, config.data, config.train
     needs = algorithm.needs
     offers = set(data.offers)
@@ -176,6 +181,14 @@ def check(config: RunConfig) -> None:
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
             "the check while training is a quick greedy one."
         )
+
+
+def _check_data(config: RunConfig) -> None:
+    """Read what the run will read, so that a missing file is not found after the weights loaded."""
+    data, kind = config.data, str(config.algorithm.needs.data)
+    method = getattr(data, kind if kind in set(data.offers) else "prompts", None)
+    if method is not None:
+        method()
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:
@@ -355,10 +368,21 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         max_completion_length=start.limit,
         policy=policy,
         start_cost=start_cost,
-        heldout=next((s for s in evaluator.sets if s.name == "heldout"), None),
+        heldout=_target_problems(config, start) if config.train.stop_at.metric else None,
         presampled=presampled,
         notes=start.notes,
     )
+
+
+def _target_problems(config: RunConfig, start: Start) -> TokenizedSet | None:
+    """The held-out problems of `train.stop_at`: those after the reported ones, if there are any."""
+    found = next((s for s in config.data.evaluation_sets() if s.name == "heldout"), None)
+    if found is None:
+        return None
+    apart = found.prompts[config.evaluate.problems :][: config.train.stop_at.problems]
+    prompts = apart or found.prompts[: config.train.stop_at.problems]
+    made = tokenized_sets(start.tokenizer, [replace(found, prompts=prompts)], len(prompts))
+    return made[0]
 
 
 def _trainables(
@@ -549,6 +573,7 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
     described = resolved(config)
     key = {
         "start": start_hash,
+        "content": _content_hash(prompts, reward, gold),
         "data": described["data"],
         "reward": described["reward"] or "verifier",
         "sampling": [sampling.temperature, sampling.max_new_tokens, list(start.stops)],
@@ -623,7 +648,14 @@ def _cached_reference(
 
     precision = config.model.compute_dtype  # another arithmetic gives other log-probs
     name = start_hash if precision in (None, config.model.dtype) else f"{start_hash}:{precision}"
-    with task("reference log-probs", None) as advance:
+    seen = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal seen
+        advance(done - seen)
+        seen = done
+
+    with task("reference log-probs", len(source.visited(config.train.steps))) as advance:
         found = reference_logprobs(
             source,
             config.train.steps,
@@ -631,12 +663,24 @@ def _cached_reference(
             name,
             temperature,
             compute,
-            lambda done, total: advance(0),
+            progress,
         )
     models.reference = None
     del reference
     gc.collect()
     return found
+
+
+def _content_hash(prompts: Sequence[Prompt], reward: Any, gold: Any) -> str:
+    """Of what the settings only point at: prompts with their columns, golds, a reward's code."""
+    rows = [[p.id, p.token_ids, sorted(p.columns.items(), key=str)] for p in prompts]
+    code = ""
+    function = getattr(reward, "function", None) or getattr(reward, "_function", None)
+    for part in (type(reward), function):
+        with contextlib.suppress(OSError, TypeError):  # built in an interactive session
+            code += inspect.getsource(part) if part is not None else ""
+    text = json.dumps([rows, code, sorted((gold or {}).items())], default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def output_folder(run_dir: Path) -> Path:
@@ -647,9 +691,9 @@ def output_folder(run_dir: Path) -> Path:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".write_test"
+        probe = run_dir / f".write_test_{os.getpid()}"  # each process its own
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"the run folder {run_dir} cannot be written: {error}. Set output=FOLDER to one that "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -122,6 +123,28 @@ def test_tied_weights_are_one_copy() -> None:
 def test_frozen_masters_make_no_graph() -> None:
     policy = Policy(llama(), packed=True, compute_dtype=HALF).requires_grad_(False)
     assert not policy(ragged_batch()).logprobs.requires_grad
+
+
+def test_freezing_and_thawing_are_noticed() -> None:
+    policy, batch = Policy(llama(), packed=True, compute_dtype=HALF), ragged_batch()
+    for wanted in (True, False, True):
+        policy.requires_grad_(wanted)
+        assert policy(batch).logprobs.requires_grad == wanted
+
+
+def test_a_copied_policy_stands_on_its_own() -> None:
+    policy, batch = Policy(llama(), packed=True, compute_dtype=HALF), ragged_batch()
+    before = policy(batch).logprobs
+    other = copy.deepcopy(policy)
+    assert torch.equal(other(batch).logprobs, before)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(policy(batch).logprobs, before)
+    assert not torch.equal(other(batch).logprobs, before)
+    other(batch).logprobs.sum().backward()
+    assert all(p.grad is None for p in policy.parameters())
+    assert any(p.grad is not None for p in other.parameters())
 
 
 def test_a_twin_shares_memory_with_its_source() -> None:

@@ -13,6 +13,7 @@ rewards has A = 0; with `kl_on_dead=false` its tokens do not feel the KL price e
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -50,9 +51,9 @@ class GRPO(Algorithm):
         super().__post_init__()
         common.check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
         if self.kl_coef > 0 and self.kl_estimator is KLEstimator.k1:
-            raise ValueError(
-                "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Use k3 (the "
-                "paper's), k2, or k1_k2 (k1's value, k2's gradient)."
+            warnings.warn(
+                "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Try k3.",
+                stacklevel=2,
             )
 
     @property

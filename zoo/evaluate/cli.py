@@ -65,7 +65,8 @@ def model_overrides(value: str) -> list[str]:
         folder = folder / "policy"
     if folder.exists() or "/" in value:
         path = str(folder) if folder.exists() else value
-        return ["model=hub", f"model.path='{path}'"]
+        quoted = path.replace("\\", "\\\\").replace("'", "\\'")
+        return ["model=hub", f"model.path='{quoted}'"]
     from zoo.instantiate import did_you_mean
 
     raise ConfigError(
@@ -96,15 +97,20 @@ def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
 
 
 def print_scores(records: Sequence[dict[str, Any]]) -> None:
-    """A table of the sets, with 95 % Wilson intervals of the accuracies."""
+    """A table of the sets, with 95 % intervals over problems.
+
+    T = 1: Student's t over the problems' own means, since samples of a problem are not
+    independent. Greedy: Wilson.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    from zoo.functional.statistics import wilson
+    from zoo.functional.statistics import mean_interval, wilson
 
     table = Table(title=None)
     for column in ("set", "T = 1", "greedy", "pass@k", "perplexity", "length", "cut", "n"):
-        table.add_column(column, justify="left" if column == "set" else "right")
+        side = "left" if column == "set" else "right"
+        table.add_column(column, justify=side, overflow="fold")
     for record in records:
         if record["kind"] == "perplexity":
             figures = ["", "", "", f"{record['perplexity']:.3f}", "", "", str(record["n_texts"])]
@@ -116,9 +122,13 @@ def print_scores(records: Sequence[dict[str, Any]]) -> None:
                 low, high = wilson(round(greedy * n), n)
                 text = f"{greedy:.1%} [{low:.1%}, {high:.1%}]"
             passes = ", ".join(f"{k}: {v:.1%}" for k, v in record["pass@k"].items())
-            accuracy = record["accuracy"]
+            sampled = ""
+            if record["accuracy"] is not None:
+                found = mean_interval([sum(o) / len(o) for o in record["outcomes"]])
+                low, high = max(found.low, 0.0), min(found.high, 1.0)
+                sampled = f"{record['accuracy']:.1%} [{low:.1%}, {high:.1%}]"
             figures = [
-                "" if accuracy is None else f"{accuracy:.1%}",
+                sampled,
                 text,
                 passes,
                 "",

@@ -122,8 +122,9 @@ class Evaluator:
         record["max_new_tokens"] = self.max_new_tokens
         if item.name == "heldout" and self.load_start is not None:
             nats, tokens, sequences = (sum(column) for column in zip(*gathered(drift), strict=True))
-            record["kl_to_start"] = nats / max(tokens, 1)  # nats a token
-            record["kl_to_start_sequence"] = nats / max(sequences, 1)  # nats a completion
+            # nats a token, and nats a completion; nothing sampled says nothing
+            record["kl_to_start"] = nats / tokens if tokens else None
+            record["kl_to_start_sequence"] = nats / sequences if sequences else None
         samples = [text for row in total[: self.texts_written] for text in row["texts"]]
         return record, samples
 

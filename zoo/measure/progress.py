@@ -81,9 +81,15 @@ class Status:
         self._times: deque[tuple[int, float]] = deque(
             [(first_step, time.monotonic())], maxlen=STEPS_FOR_PACE + 1
         )
+        self._stepped = False
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.current = step
+        took = metrics.get("seconds/step")
+        if not self._stepped and isinstance(took, int | float):
+            # Loading and the first evaluation are no part of the pace.
+            self._times[0] = (step - 1, time.monotonic() - took)
+        self._stepped = True
         self._times.append((step, time.monotonic()))
         self.figures = {}
         losses = [name for name in metrics if name.startswith("loss/")]
@@ -193,13 +199,13 @@ class Live:
         # Two refreshes a second: the drawing thread shares the interpreter with the training loop.
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[text]}"),
             console=console,
             refresh_per_second=2,
         )
         self._run: TaskID = self._bars.add_task(
-            _plain(title), total=status.total_steps, completed=status.current, text=self._text()
+            _short(title), total=status.total_steps, completed=status.current, text=self._text()
         )
         self._bars.start()
 
@@ -248,6 +254,12 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _short(title: str) -> str:
+    """`default/grpo-97a55af5/seed_0` as `grpo seed 0`: a line of 80 columns has to hold the rest."""
+    *_, name, seed = ["", *title.split("/")]
+    return _plain(f"{name.rsplit('-', 1)[0]} {seed.replace('_', ' ')}".strip())
 
 
 def _plain(text: str) -> str:

@@ -267,6 +267,8 @@ def flat_scores(record: Mapping[str, Any]) -> dict[str, float]:
             found = {f"pass@{k}": share for k, share in value.items()}
         elif name == "reasons" and isinstance(value, Mapping):
             found = {f"reason/{reason}": share for reason, share in value.items()}
+        elif name in ("by_source", "greedy_by_source") and isinstance(value, Mapping):
+            found = {f"{name}/{source}": share for source, share in value.items()}
         else:
             found = {} if name == "step" else {name: value}
         for key, number in found.items():

@@ -46,6 +46,10 @@ class Casts:
                 if len(weights) == len(names):
                     self._joined |= {id(w): weights for w in weights}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Casts:
+        made = memo[id(self)] = Casts(copy.deepcopy(self.module, memo), self.dtype)
+        return made
+
     def _room(self, master: Tensor) -> Tensor:
         """Space for a copy; projections of one input lie in a row, so that one product does."""
         self.rooms += 1
@@ -121,6 +125,7 @@ class Twin:
         self._body: Any = None
         self._weights: list[tuple[nn.Module, str, nn.Module]] = []
         self._known: list[Tensor | None] = []
+        self._frozen: list[bool] = []
         self._rooms = 0
         self._device: torch.device | None = None
 
@@ -136,9 +141,16 @@ class Twin:
             body.train(self.source.training)
         if self.casts is not None:
             self.casts.refresh()
-            if stale or self._rooms != self.casts.rooms:
+            frozen = [m is None or not m.requires_grad for m in self._known]
+            if stale or self._rooms != self.casts.rooms or frozen != self._frozen:
+                self._frozen = frozen
                 self._bind(self.casts)
         return body
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Twin:
+        """A twin of the copied source; bodies are not copied but made anew."""
+        source, casts = (copy.deepcopy(x, memo) for x in (self.source, self.casts))
+        return Twin(source, self.attention, casts, self.trains)  # pyright: ignore
 
     def _bind(self, casts: Casts) -> None:
         """Put the casts in the place of the weights; they are written to when they change."""

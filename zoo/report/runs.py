@@ -184,6 +184,12 @@ class Run:
             value = value.get(key) if isinstance(value, dict) else None
         return float(value) if isinstance(value, int | float) else None
 
+    def model_bytes(self) -> float | None:
+        """Bytes of all weights, gradients and optimizer states, exact; None before training."""
+        parts = (self.memory.get("components") or {}).values()
+        total = sum(value for kinds in parts for value in kinds.values())
+        return float(total) or None
+
     def peak_bytes(self) -> tuple[str, float] | None:
         """The phase of training with the highest peak and its bytes; ("rss", …) where no phase was
         metered. Evaluation, which loads the start for a moment, is not training."""

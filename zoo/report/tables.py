@@ -148,7 +148,8 @@ def _columns(arms: Sequence[Arm]) -> list[Column]:
         Column("tokens/generated", "tokens generated", "cost", "count"),
         Column("tokens/trained", "tokens trained", "cost", "count"),
         Column("seconds", "training, s", "cost", "seconds"),
-        Column("peak_bytes", "peak memory, MB", "cost", "bytes"),
+        Column("model_bytes", "weights, gradients, optimizer, MB", "cost", "bytes"),
+        Column("peak_bytes", "peak process RSS, MB", "cost", "bytes"),
     ]
     return columns
 
@@ -161,6 +162,7 @@ _COSTS: dict[str, Callable[[Run], float | None]] = {
     "tokens/generated": lambda run: run.total("tokens", "generated"),
     "tokens/trained": lambda run: run.total("tokens", "trained"),
     "seconds": lambda run: run.total("seconds", "total"),
+    "model_bytes": Run.model_bytes,
     "peak_bytes": lambda run: (run.peak_bytes() or ("", None))[1],
 }
 

@@ -20,6 +20,9 @@ from zoo.train.metrics import Pool
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
 
+RIGHT = ("matched", "passed")  # reasons of rewards for a right answer
+
+
 @dataclass(frozen=True)
 class RowText:
     """What a person reads about a row; kept by row key, beside the tensors."""
@@ -190,13 +193,37 @@ def _describe(
         pool.add("length/mean", length)
         pool.add("truncated", float(completion.truncated))
     dead = dead_groups(batch.rewards, batch.group_size, scored=batch.scored)
-    for name in ("dead", "all_right", "all_wrong", "tied"):
-        pool.add(f"groups/{name}", float(getattr(dead, name).sum()), batch.n_groups)
+    for name, count in _kinds_of_dead(dead.dead, reasons, scores.total, batch.group_size).items():
+        pool.add(f"groups/{name}", float(count), batch.n_groups)
+    pool.add("groups/dead", float(dead.dead.sum()), batch.n_groups)
     by_group = torch.tensor(lengths).view(-1, batch.group_size).sum(1)
     result.tokens_prompt += sum(len(p.token_ids) for p in rows[:: batch.group_size])
     result.tokens_generated += sum(lengths)
     result.tokens_wasted += int(by_group[dead.dead].sum())
     result.completions += len(completions)
+
+
+def _kinds_of_dead(
+    dead: Tensor, reasons: Sequence[str], totals: Sequence[float | None], group_size: int
+) -> dict[str, int]:
+    """How many dead groups are all right, all wrong, tied in between, or without any score.
+
+    Right is what the reward calls `matched` (or `passed`); without reasons, a score of 1 or more
+    is right and one of 0 or less wrong. So a shaped reward that pays every wrong answer of a group
+    alike leaves an all-wrong group, not a tied one.
+    """
+    counts = {"all_right": 0, "all_wrong": 0, "tied": 0, "unscored": 0}
+    for index in dead.nonzero().flatten().tolist():
+        own = range(index * group_size, (index + 1) * group_size)
+        judged = [(reasons[i], total) for i in own if (total := totals[i]) is not None]
+        if not judged:
+            counts["unscored"] += 1
+            continue
+        right = [r in RIGHT if r else total >= 1 for r, total in judged]
+        wrong = [r not in RIGHT if r else total <= 0 for r, total in judged]
+        kind = "all_right" if all(right) else "all_wrong" if all(wrong) else "tied"
+        counts[kind] += 1
+    return counts
 
 
 def _equalized(kept: list[Batch], pad_token_id: int) -> Batch | None:

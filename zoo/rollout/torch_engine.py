@@ -85,19 +85,24 @@ class _Decoder:
 
         A copy that the policy itself computes with (`model.compute_dtype`) is shared.
         """
+        before = self._model
+        self._model = self._weights_of(policy)
+        if self._model is not before:
+            self._kinds = {}
+
+    def _weights_of(self, policy: Any) -> PreTrainedModel:
         source: PreTrainedModel = policy.model
         trunk = getattr(policy, "trunk", None)
         own = source.dtype if trunk is None else trunk.dtype
         wanted = getattr(torch, self.settings.dtype) if self.settings.dtype else own
         if wanted == source.dtype:
-            self._model, self._twin = source, None
-            return
+            self._twin = None
+            return source
         if self._twin is None or self._twin.source is not source:
             shared = trunk is not None and trunk.casts is not None and trunk.dtype == wanted
             casts = trunk.casts if trunk is not None and shared else Casts(source, wanted)
             self._twin = Twin(source, None, casts, trains=False)
-        with torch.no_grad():
-            self._model = self._twin()
+        return self._twin()
 
     def release(self) -> None:
         """Forget the weights (a copy is freed)."""
@@ -188,8 +193,8 @@ class _Decoder:
                     raise NumbersError(
                         f"the policy's logits are not finite after {len(prompts[row]) + t} tokens "
                         f"of the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
-                        "weights or the arithmetic of rollout.dtype broke. Go back to an older "
-                        "checkpoint with a lower train.lr, or set rollout.dtype=null."
+                        "weights or the arithmetic of rollout.dtype broke. Start a new run with a "
+                        "lower train.lr, or with rollout.dtype=null."
                     )
                 where = alive[~done].cpu()
                 tokens[where, t] = token[~done].cpu()

@@ -53,7 +53,7 @@ def run(config: RunConfig) -> dict[str, Any]:
     barrier()
     try:
         return _train(config, folder, identity, accelerator)
-    except (KeyboardInterrupt, ConfigError):
+    except KeyboardInterrupt:
         raise
     except BaseException:
         if is_main():

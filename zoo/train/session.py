@@ -37,6 +37,10 @@ from zoo.train.summary import summarize
 from zoo.train.update import Updated
 
 
+# Measures of evaluations of which less is better; `evaluate.best_metric` may name any measure.
+LOWER_IS_BETTER = ("perplexity", "nll", "kl_to_start", "kl_to_start_sequence", "length", "truncated")
+
+
 class TrainingError(RuntimeError):
     """Training cannot go on; says what happened and where to look."""
 
@@ -134,8 +138,8 @@ class Session:
         if progress.bad_updates >= train.max_bad_updates:
             raise TrainingError(
                 f"{progress.bad_updates} updates in a row were refused, the last because "
-                f"{done.reason}. Look at {told} in {self.folder}, then lower train.lr (now "
-                f"{train.lr}) or train.max_grad_norm."
+                f"{done.reason}. Look at {told} in {self.folder}, then start a new run with a "
+                f"lower train.lr (now {train.lr}) or train.max_grad_norm."
             )
 
     def _bad_batch(self, done: Updated, batch: Batch, step: int) -> str:
@@ -267,12 +271,13 @@ class Session:
     def _keep_best(self, results: list[Evaluated]) -> None:
         name = self.run.best_metric
         wanted, _, key = name.partition("/")
+        lower = key in LOWER_IS_BETTER
         for result in results:
             value = result.record.get(key)
             if result.record["set"] != wanted or value is None:
                 continue
             best = self.progress.best
-            if best is None or value > best["value"]:
+            if best is None or (value < best["value"] if lower else value > best["value"]):
                 self.progress.best = {
                     "step": self.progress.step,
                     "metric": name,
