@@ -143,7 +143,8 @@ def _memory(model: PreTrainedModel, batch: Batch) -> dict[str, int]:
     """Peak of live tensor bytes of a pass, weights, casts and gradients included."""
     peaks = {}
     for name, policy in _policies(model).items():
-        policy(batch.select_groups([0]).trim()).logprobs.sum().backward()  # casts exist
+        row = batch.select_rows(torch.tensor([0]), 1).trim()
+        policy(row).logprobs.sum().backward()  # casts exist
         model.zero_grad()
         gc.collect()
         meter = TensorMeter({"policy": policy})

@@ -206,7 +206,7 @@ def test_broken_yaml_of_a_user_is_named_with_its_line(
     (elsewhere / "conf" / "algorithm" / "bad.yaml").write_text("a: 1\nb: [1,\nc: }\n")
     assert main(["--config-dir", "conf", "algorithm=bad"]) == 2
     err = capsys.readouterr().err
-    assert "bad.yaml, line 3" in err and len(err.splitlines()) <= MAX_ERROR_LINES
+    assert "bad.yaml, line 3" in " ".join(err.split()) and len(err.splitlines()) <= MAX_ERROR_LINES
 
 
 # ------------------------------------------------------------------------ help and display

@@ -119,7 +119,6 @@ def check(config: RunConfig) -> None:
         ConfigError: a combination that cannot run, with the way out.
     """
     check_model_config(config.model)
-    _check_data(config)
     algorithm, data, train = config.algorithm, config.data, config.train
     needs = algorithm.needs
     offers = set(data.offers)
@@ -181,14 +180,16 @@ def check(config: RunConfig) -> None:
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
             "the check while training is a quick greedy one."
         )
+    _check_data(config)
 
 
 def _check_data(config: RunConfig) -> None:
     """Read what the run will read, so that a missing file is not found after the weights loaded."""
     data, kind = config.data, str(config.algorithm.needs.data)
-    method = getattr(data, kind if kind in set(data.offers) else "prompts", None)
-    if method is not None:
-        method()
+    wanted = (kind, "pairs", "prompts") if kind in ("pairs", "rankings") else (kind, "prompts")
+    offered = next((name for name in wanted if name in set(data.offers)), None)
+    if offered is not None:
+        getattr(data, offered)()
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:

@@ -127,9 +127,10 @@ class _Read(torch.autograd.Function):
         grad = grads[0]
         out = grad.new_zeros(ctx.rows, *grad.shape[1:])
         here = torch.arange(index.numel(), device=index.device)
-        winner = index.new_zeros(ctx.rows)
-        winner[index] = here  # whichever repetition was written last
-        once = winner[index] == here
+        # The first of each; `first[index] = here` would take any, and sums must repeat bit for bit
+        first = index.new_full((ctx.rows,), index.numel())
+        first.scatter_reduce_(0, index, here, "amin")
+        once = first[index] == here
         out[index[once]] = grad[once]
         rest = ~once
         if bool(rest.any()):
