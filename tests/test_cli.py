@@ -50,7 +50,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 # (arguments, what the block must say: the value, and what to do)
 MISTAKES: list[tuple[str, list[str]]] = [
     # groups and options
-    ("algorithm=grppo", ["algorithm=grppo", "Did you mean algorithm=grpo?", "Options: cdpo, cispo"]),
+    (
+        "algorithm=grppo",
+        ["algorithm=grppo", "Did you mean algorithm=grpo?", "Options: cdpo, cispo"],
+    ),
     ("model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
     ("data=arithmatic", ["data=arithmatic", "Did you mean data=arithmetic?"]),
     ("experiment=tiny_sfd", ["Did you mean experiment=tiny_sft?"]),

@@ -34,9 +34,7 @@ def test_a_run_leaves_its_record_and_a_policy_that_transformers_loads(
     model = AutoModelForCausalLM.from_pretrained(folder / "policy")
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     assert model.lm_head.weight is model.model.embed_tokens.weight  # B53: tied after training
-    saved = torch.load(
-        folder / "checkpoints" / "step_000002" / "policy.pt", weights_only=True
-    )
+    saved = torch.load(folder / "checkpoints" / "step_000002" / "policy.pt", weights_only=True)
     for name, value in model.state_dict().items():
         assert torch.equal(value, saved[f"model.{name}"]), name
     assert tokenizer("1 + 2")["input_ids"]

@@ -45,17 +45,17 @@ class IsYes:
 
 
 def evaluator(engine, sets, **changes) -> Evaluator:
-    settings = dict(
-        sets=sets,
-        engine=engine,
-        samples=4,
-        pass_k=[1, 2, 4],
-        greedy=True,
-        max_new_tokens=8,
-        stop_token_ids=(2,),
-        seed=7,
-        pad_token_id=0,
-    )
+    settings = {
+        "sets": sets,
+        "engine": engine,
+        "samples": 4,
+        "pass_k": [1, 2, 4],
+        "greedy": True,
+        "max_new_tokens": 8,
+        "stop_token_ids": (2,),
+        "seed": 7,
+        "pad_token_id": 0,
+    }
     return Evaluator(**{**settings, **changes})
 
 

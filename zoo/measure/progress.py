@@ -257,7 +257,7 @@ def clock(seconds: float) -> str:
 
 
 def _short(title: str) -> str:
-    """`default/grpo-97a55af5/seed_0` as `grpo seed 0`: a line of 80 columns has to hold the rest."""
+    """`default/grpo-97a55af5/seed_0` as `grpo seed 0`: 80 columns have to hold the rest too."""
     *_, name, seed = ["", *title.split("/")]
     return _plain(f"{name.rsplit('-', 1)[0]} {seed.replace('_', ' ')}".strip())
 

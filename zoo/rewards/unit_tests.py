@@ -35,7 +35,5 @@ class UnitTests:
 
         runner = CodeReward(self.timeout, self.workers, self.strict)
         verdicts = runner.verdicts([c.text for c in completions], [p.columns for p in prompts])
-        scores = [
-            v.score if v.score is None or not self.partial else v.fraction for v in verdicts
-        ]
+        scores = [v.score if v.score is None or not self.partial else v.fraction for v in verdicts]
         return RewardOutput(scores, {"tests": list(scores)}, [v.reason for v in verdicts])

@@ -19,7 +19,6 @@ from zoo.rollout.order import Order
 from zoo.train.metrics import Pool
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
-
 RIGHT = ("matched", "passed")  # reasons of rewards for a right answer
 
 

@@ -36,9 +36,15 @@ from zoo.train.progress import Progress
 from zoo.train.summary import summarize
 from zoo.train.update import Updated
 
-
 # Measures of evaluations of which less is better; `evaluate.best_metric` may name any measure.
-LOWER_IS_BETTER = ("perplexity", "nll", "kl_to_start", "kl_to_start_sequence", "length", "truncated")
+LOWER_IS_BETTER = (
+    "perplexity",
+    "nll",
+    "kl_to_start",
+    "kl_to_start_sequence",
+    "length",
+    "truncated",
+)
 
 
 class TrainingError(RuntimeError):
