@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -173,11 +174,23 @@ def test_the_block_holds_the_tables_the_pictures_and_the_origin(job, tmp_path: P
     assert "commit 0123456789" in block and "grpo: 0, 1" in block
 
 
-def test_the_readme_shows_the_committed_results():
+def test_the_readme_shows_the_committed_results(tmp_path: Path):
+    """The block is that of the committed results, or of a later run that README was filled from."""
     results = REPOSITORY / "results" / "quickstart"
     if not (results / "record.json").exists():
         pytest.skip("no committed results of the quickstart")
+    committed = tmp_path / "quickstart"
+    committed.mkdir()
+    for name in ("record.json", "table.md"):
+        shown = subprocess.run(
+            ["git", "show", f"HEAD:results/quickstart/{name}"], cwd=REPOSITORY, capture_output=True
+        )
+        # Outside a checkout the files that came along are the committed ones.
+        found = shown.stdout if shown.returncode == 0 else (results / name).read_bytes()
+        (committed / name).write_bytes(found)
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert fill(text, "quickstart", render(results, "results/quickstart")) == text, (
-        "README differs from results/quickstart: run python -m benchmarks.readme"
-    )
+    filled = [
+        fill(text, "quickstart", render(folder, "results/quickstart"))
+        for folder in (committed, results)
+    ]
+    assert text in filled
