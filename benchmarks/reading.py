@@ -2,10 +2,11 @@
 
     python -m benchmarks.reading [out=results/reading]
 
-Runs one step of `algorithm=grpo` on an untrained tiny model under a tracer, and counts the lines
-of every zoo function that was entered between the prompts and the end of the optimizer step:
-sampling, reward, advantages, loss, backward, step. Lines are counted with docstrings and comments,
-and as code alone. The verifier that the reward calls is a subject of its own and a row of its own.
+Runs one step of `algorithm=grpo` by the plain path on an untrained tiny model under a tracer, and
+counts the lines of every zoo function that was entered between the prompts and the end of the
+optimizer step: sampling, reward, advantages, loss, backward, step. Lines are counted with docstrings and comments,
+and as code alone. Two subjects of their own are summed apart: the verifier that the reward calls,
+and the instruments that the step passes through (timers, memory, counts, signals).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ OVERRIDES = [
     "algorithm=grpo",
     "model=tiny_random",
     "data=arithmetic",
+    "rollout.fast=false",  # the plain path, which the fast one is compared with
+    "model.packed=false",
     "train.steps=1",
     "train.groups=4",
     "evaluate.first=false",
@@ -37,7 +40,23 @@ OVERRIDES = [
 # What decides whether an answer is right: text in, verdict out.
 VERIFIER = {
     f"zoo/rewards/{name}.py"
-    for name in ("math", "answer", "compare", "expression", "extract", "normalize", "pool")
+    for name in (
+        "math",
+        "answer",
+        "compare",
+        "expression",
+        "extract",
+        "normalize",
+        "pool",
+        "evaluate",
+    )
+}
+# What measures and guards a step and computes nothing of it.
+INSTRUMENTS = {
+    "zoo/measure/memory.py",
+    "zoo/measure/timing.py",
+    "zoo/train/session.py",
+    "zoo/train/interrupt.py",
 }
 
 
@@ -127,11 +146,13 @@ def main(argv: Sequence[str]) -> int:
                 sum(n for _, n in functions.values()),
             )
         )
-    step = [row for row in rows if row[0] not in VERIFIER]
-    verifier = [row for row in rows if row[0] in VERIFIER]
+    parts = {
+        "**the step**": [row for row in rows if row[0] not in VERIFIER | INSTRUMENTS],
+        "the instruments": [row for row in rows if row[0] in INSTRUMENTS],
+        "the verifier": [row for row in rows if row[0] in VERIFIER],
+    }
     sums = {
-        "**the step**": tuple(sum(row[i] for row in step) for i in (1, 2, 3)),
-        "the verifier": tuple(sum(row[i] for row in verifier) for i in (1, 2, 3)),
+        name: tuple(sum(row[i] for row in part) for i in (1, 2, 3)) for name, part in parts.items()
     }
     out.mkdir(parents=True, exist_ok=True)
     with (out / "reading.csv").open("w", newline="") as file:
@@ -146,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
         "",
         "| file | functions | lines | code |",
         "|---|---:|---:|---:|",
-        *(f"| {file} | {n} | {a} | {b} |" for file, n, a, b in [*step, *verifier]),
+        *(f"| {file} | {n} | {a} | {b} |" for part in parts.values() for file, n, a, b in part),
         *(f"| {name} | {n} | {a} | {b} |" for name, (n, a, b) in sums.items()),
     ]
     (out / "reading.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
