@@ -4,9 +4,10 @@
 
 Runs one step of `algorithm=grpo` by the plain path on an untrained tiny model under a tracer, and
 counts the lines of every zoo function that was entered between the prompts and the end of the
-optimizer step: sampling, reward, advantages, loss, backward, step. Lines are counted with docstrings and comments,
-and as code alone. Two subjects of their own are summed apart: the verifier that the reward calls,
-and the instruments that the step passes through (timers, memory, counts, signals).
+optimizer step: sampling, reward, advantages, loss, backward, step. Lines are counted with
+docstrings and comments, and as code alone. Two subjects of their own are summed apart: the verifier
+that the reward calls, and the instruments that the step passes through (timers, memory, counts,
+signals).
 """
 
 from __future__ import annotations
