@@ -275,7 +275,9 @@ def page(shared: Path, every: int, command: str) -> str:
     lines += ["## Layers of isolation on this machine", "", "| layer | active | detail |"]
     lines += ["|---|---|---|"]
     for layer in isolation_report():
-        lines.append(f"| {layer.name} | {'yes' if layer.active else 'no'} | {layer.detail} |")
+        # The interpreter's name is enough: where it lies says nothing to others.
+        detail = Path(layer.detail).name if layer.detail.startswith("/") else layer.detail
+        lines.append(f"| {layer.name} | {'yes' if layer.active else 'no'} | {detail} |")
 
     right, total, wrong, slowest = measure_hostile(shared / "data/code/hostile.jsonl")
     lines += [
