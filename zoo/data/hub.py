@@ -10,25 +10,22 @@ from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.data.rows import Kind, Malformed, Ranking, Reader, Row, without_overlap
+from zoo.data.rows import Kind, Malformed, Reader, Row, without_overlap
 from zoo.data.table import (
+    Table,
     check_reader_settings,
-    evaluation_sets,
     finish,
-    has_golds,
-    offers,
     reader_key,
     split_by_content,
     wrong_kind,
 )
-from zoo.rewards.verifiable import Verifier
-from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt, Reward
+from zoo.types import Prompt
 
 _SECONDS = 5.0  # how long the hub may take to answer at all
 
 
 @dataclass(frozen=True)
-class Hub:
+class Hub(Table):
     """One split of a hub data set, its columns mapped to ours.
 
     The kinds and their columns are those of JSON-lines files (see `zoo.data.jsonl.JSONL`).
@@ -57,37 +54,6 @@ class Hub:
         if not self.name:
             raise ValueError("data.name is not set: name a data set. Try data.name=openai/gsm8k.")
         check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
-
-    @property
-    def offers(self) -> frozenset[str]:
-        return offers(self.kind)
-
-    def prompts(self) -> list[Prompt]:
-        return list(self._split()[0])
-
-    def examples(self) -> list[Example]:
-        return self._only(Kind.examples)
-
-    def pairs(self) -> list[PreferencePair]:
-        """The pairs; of rankings, all pairs of unequal score."""
-        if self.kind is Kind.rankings:
-            return [pair for ranking in self.rankings() for pair in ranking.pairs()]
-        return self._only(Kind.pairs)
-
-    def rankings(self) -> list[Ranking]:
-        return self._only(Kind.rankings)
-
-    def labelled(self) -> list[LabelledCompletion]:
-        return self._only(Kind.labelled)
-
-    def verifier(self) -> Reward | None:
-        """The check against `answer`, where every prompt has one."""
-        if self.kind is not Kind.prompts:
-            return None
-        return Verifier() if has_golds(self._split()[0]) else None
-
-    def evaluation_sets(self) -> list[EvaluationSet]:
-        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else ())
 
     def _rows(self, split: str) -> tuple[Any, ...]:
         reader = Reader(self.kind, self.columns, self.name, self.style, self.instruction, self.chat)

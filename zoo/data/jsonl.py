@@ -7,23 +7,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zoo.data.rows import Kind, Malformed, Ranking, Reader, read_jsonl, without_overlap
+from zoo.data.rows import Kind, Malformed, Reader, read_jsonl, without_overlap
 from zoo.data.table import (
+    Table,
     check_reader_settings,
-    evaluation_sets,
     finish,
-    has_golds,
-    offers,
     reader_key,
     split_by_content,
     wrong_kind,
 )
-from zoo.rewards.verifiable import Verifier
-from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt, Reward
+from zoo.types import Prompt
 
 
 @dataclass(frozen=True)
-class JSONL:
+class JSONL(Table):
     """A file with one JSON object a line.
 
     | kind | columns |
@@ -60,37 +57,6 @@ class JSONL:
                 "data.path is not set: name a JSON-lines file. Try data.path=my.jsonl."
             )
         check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
-
-    @property
-    def offers(self) -> frozenset[str]:
-        return offers(self.kind)
-
-    def prompts(self) -> list[Prompt]:
-        return list(self._split()[0])
-
-    def examples(self) -> list[Example]:
-        return self._only(Kind.examples)
-
-    def pairs(self) -> list[PreferencePair]:
-        """The pairs; of rankings, all pairs of unequal score."""
-        if self.kind is Kind.rankings:
-            return [pair for ranking in self.rankings() for pair in ranking.pairs()]
-        return self._only(Kind.pairs)
-
-    def rankings(self) -> list[Ranking]:
-        return self._only(Kind.rankings)
-
-    def labelled(self) -> list[LabelledCompletion]:
-        return self._only(Kind.labelled)
-
-    def verifier(self) -> Reward | None:
-        """The check against `answer`, where every prompt has one."""
-        if self.kind is not Kind.prompts:
-            return None
-        return Verifier() if has_golds(self._split()[0]) else None
-
-    def evaluation_sets(self) -> list[EvaluationSet]:
-        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else ())
 
     def _rows(self, path: str) -> tuple[Any, ...]:
         reader = Reader(

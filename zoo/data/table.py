@@ -8,10 +8,18 @@ from typing import Any
 from zoo.config import ConfigError
 from zoo.data.golds import check_golds
 from zoo.data.plain_texts import PLAIN_TEXTS
-from zoo.data.rows import REQUIRED, Kind, Malformed, Reader, content_of, without_duplicates
+from zoo.data.rows import (
+    REQUIRED,
+    Kind,
+    Malformed,
+    Ranking,
+    Reader,
+    content_of,
+    without_duplicates,
+)
 from zoo.rewards.math import STYLES
 from zoo.rewards.verifiable import Verifier
-from zoo.types import EvaluationSet, Prompt
+from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt, Reward
 
 
 def offers(kind: Kind) -> frozenset[str]:
@@ -98,6 +106,53 @@ def finish(
     else:
         found = without_duplicates(found, repr_of, reader.source)
     return tuple(found)
+
+
+class Table:
+    """What rows of one kind offer, wherever they are read from.
+
+    A data set inherits the verbs and says how its rows are read: `_only` gives all rows of the kind
+    and refuses another kind, `_split` gives training and held-out prompts.
+    """
+
+    kind: Kind
+
+    def _split(self) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+        raise NotImplementedError
+
+    def _only(self, kind: Kind) -> list[Any]:
+        raise NotImplementedError
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return offers(self.kind)
+
+    def prompts(self) -> list[Prompt]:
+        return list(self._split()[0])
+
+    def examples(self) -> list[Example]:
+        return self._only(Kind.examples)
+
+    def pairs(self) -> list[PreferencePair]:
+        """The pairs; of rankings, all pairs of unequal score."""
+        if self.kind is Kind.rankings:
+            return [pair for ranking in self.rankings() for pair in ranking.pairs()]
+        return self._only(Kind.pairs)
+
+    def rankings(self) -> list[Ranking]:
+        return self._only(Kind.rankings)
+
+    def labelled(self) -> list[LabelledCompletion]:
+        return self._only(Kind.labelled)
+
+    def verifier(self) -> Reward | None:
+        """The check against `answer`, where every prompt has one."""
+        if self.kind is not Kind.prompts:
+            return None
+        return Verifier() if has_golds(self._split()[0]) else None
+
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        return evaluation_sets(self._split()[1] if self.kind is Kind.prompts else ())
 
 
 def repr_of(item: Any) -> str:
