@@ -60,11 +60,31 @@ def test_nested_answers_and_worked_golds_are_read(tmp_path: Path) -> None:
     [
         ({"label": 1, "gold": "4"}, "no field for completion"),
         ({"completion": "x", "label": "maybe", "gold": "4"}, "neither right"),
+        ({"completion": None, "label": 1, "gold": "4"}, "completion must be a text, got None"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, row: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=f"row 1.*{message}"):
         list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
+
+
+def test_odd_arguments_and_files_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.jsonl", [{"completion": "4", "gold": "4", "label": 1}])
+    (tmp_path / "b.bin").write_bytes(b"\xff\xfe\x00bad")
+    bare = write(tmp_path / "c.jsonl", [{"completion": "4", "gold": "4"}])
+    for words, message in (
+        ((str(file), "style=gsm"), "one of math, gsm8k"),
+        ((str(file), "limit=x"), "above 0, got 'x'"),
+        ((str(file), "limit=0"), "above 0, got '0'"),
+        ((str(file), f"out={file}"), "cannot be made a folder"),
+        ((str(file), "--limit", "3"), "takes one file"),
+        ((str(tmp_path / "b.bin"),), "line 1: no JSON"),
+        ((str(bare),), "no line has a label"),
+    ):
+        assert main(["audit", *words]) == 2
+        assert message in " ".join(capsys.readouterr().err.split()), words
 
 
 def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,6 +275,8 @@ def test_polynomials_and_functions():
         "x**2-4*x+4",
         "f(x) = (x-2)^2",
     )
+    accepted("x-y", "-(y-x)", "-\\left(y-x\\right)", "(x-y)", "1-(y-x)-1")
+    refused("x-y", "y-x", "-(x-y)")
     refused("x^2-4x+4", "(x+2)^2", "x^2-4x", "y^2-4y+4", "4", "x^2-4x+4=0")
     accepted("\\frac{1}{x-1}", "\\frac{-1}{1-x}", "1/(x-1)")
     refused("\\frac{1}{x-1}", "1/x-1")
@@ -531,9 +533,210 @@ def test_talk_around_the_answer():
         "Answer:\n\n**2x+1**",
     ):
         assert verify(completion, "2x+1").score == RIGHT, completion
+    for completion in (
+        "The answer is 84; this matches our estimate.",
+        "The answer is 84: seven times twelve.",
+        "#### So 84",
+    ):
+        assert verify(completion, "84").score == RIGHT, completion
+    for completion in (
+        "The answer is 84; maybe a little more.",
+        "The answer is 84, but I doubt it.",
+        "The answer is 84; 85 is near.",
+        "The answer is 84: 85",
+    ):
+        assert verify(completion, "84").score == WRONG, completion
     assert verify("The answer is 5\nBut wait, the answer is 6", "5").score == WRONG
 
 
 def test_a_name_without_its_subscript_is_read():
     # Found by fuzzing: the side of a relation ended in an underscore.
     assert boxed("x_=3", "4") == WRONG
+
+
+def test_emphasis_that_begins_before_the_answer_is_no_part_of_it():
+    for completion in (
+        "**The answer is 21**",
+        "#### **Answer: 21**",
+        "The answer is ***21***.",
+        "__Answer:__ 21",
+        "## Answer\n\n**Final answer: 21**",
+    ):
+        assert verify(completion, "21", "gsm8k").score == RIGHT, completion
+        assert verify(completion, "22", "gsm8k").score == WRONG, completion
+
+
+def test_calculator_annotations_are_no_part_of_an_answer():
+    assert verify("#### 9*2 = <<9*2=18>>18", "18", "gsm8k").score == RIGHT
+    assert verify("#### <<9*2=18>>", "18", "gsm8k").score == WRONG
+
+
+def test_a_question_after_an_answer_withdraws_it():
+    assert verify("The answer is 12? No, 13.", "12").score == WRONG
+
+
+def test_the_case_of_letters_matters_to_variables_only():
+    for gold in ("ab", "p-q", "x", "xyz", "AB", "a,b", "mn", "R"):
+        accepted(gold, gold)
+        refused(gold, gold.swapcase())
+    accepted("\\text{Bob}", "bob", "BOB", "\\text{Bob}.")
+    accepted("\\text{AB}", "AB")
+    refused("\\text{AB}", "ab")
+
+
+def test_marks_behind_a_letter_belong_to_it():
+    refused("n!", "n", "n!!", "(n+1)!")
+    refused("n", "n!", "n'")
+    refused("a", "a'", "a''")
+    accepted("\\text{Yes}", "Yes!", "'yes'")
+
+
+@pytest.mark.parametrize("letter", "abcdfghjklmnopqrstuvwxyz")
+def test_identities_that_fail_for_some_values_are_none(letter):
+    refused(
+        letter, f"\\sqrt{{{letter}^2}}", f"|{letter}|", f"\\max({letter}, 0)",
+        f"\\arctan(\\tan {letter})", f"\\arcsin(\\sin {letter})", f"\\arccos(\\cos {letter})",
+    )  # fmt: skip
+    accepted(f"|{letter}|", f"\\sqrt{{{letter}^2}}", f"|-{letter}|")
+    refused(f"\\lfloor {letter} \\rfloor + 1", f"\\lceil {letter} \\rceil")
+
+
+def test_differences_of_any_size_count():
+    refused("0", "e^{-300}", "\\sqrt2\\cdot10^{-300}", "\\sin(10^{-200})", "\\frac{1}{1000!}")
+    refused("\\sqrt2", "\\sqrt2-\\pi^{-300}", "\\sqrt{2+10^{-80}}", "\\sqrt2+10^{-3000}")
+    refused("\\sqrt{2}\\cdot10^{-300}", "\\sqrt{3}\\cdot10^{-300}", "\\sqrt{2}\\cdot10^{-301}", "0")
+    accepted("2^{500}\\sqrt2", "\\sqrt{2^{1001}}")
+    accepted("1", "1+\\sin\\pi", "e^{2\\pi i}")
+
+
+def test_an_equation_is_proportional_at_more_than_one_point():
+    refused("y=\\ln x", "y=\\ln|x|", "y=2\\ln x", "y=\\ln(-x)")
+    refused("y=\\sqrt{x}", "y=\\sqrt[3]{x}", "y=x")
+    accepted("y=\\sqrt{x}", "2y=2\\sqrt{x}", "y-x^{1/2}=0")
+
+
+def test_words_of_number_change_the_number():
+    refused(
+        "5", "5\\text{ thousands}", "5\\text{ tens}", "5\\text{ dozens}", "5\\text{ lakh}",
+        "5\\text{ sevenths}", "5\\text{ sixteenths}", "5\\text{ hundredth}", "5‰",
+        "5\\text{ feet and six inches}", "5\\text{ point five}", "5\\text{ (or 6)}",
+        "5\\text{ (or six)}", "5\\text{ hours 30 minutes}", "5\\text{ doubled}",
+    )  # fmt: skip
+    accepted("500", "5\\text{ hundreds}", "5 hundred")
+    accepted("300000", "3\\text{ lakh}")
+    accepted("36", "36 (thirty-six)", "36\\text{ cm}^2", "36\\text{ m2}", "36 \\text{ months}")
+
+
+def test_a_letter_behind_a_value_is_a_unit():
+    accepted("\\frac{9}{2}", "\\frac{9}{2}\\text{ m}", "4.5\\,\\mathrm{m}", "\\frac92\\mathrm{~s}")
+    accepted("10\\pi", "10\\pi\\text{ m}")
+    accepted("4.5\\times10^{-7}", "4.5 \\times 10^{-7} \\text{ m}")
+    refused("4.5\\times10^{-7}", "4.5 \\times 10^{-7} m^2 + 1")
+
+
+def test_a_currency_sign_between_digits_is_no_decoration():
+    refused("56", "5€6", "5\\$6", "5£6", "5$6")
+    refused("1500", "1€500", "1\\$500", "1 \\$ 500")
+    accepted("56", "€56", "56€", "\\$56", "$56$", "Rs.\\,56", "US\\$56")
+    accepted("-40", "-€40", "-\\$40", "\\$-40")
+
+
+def test_an_approximation_must_be_one():
+    accepted("\\frac{2}{3}", "\\frac{2}{3} \\approx 0.667", "x = \\frac23 \\approx 0.67")
+    accepted("1234", "1234 \\approx 1200")
+    refused("42", "42 \\approx 43", "43 \\approx 42")
+    refused("x", "x \\approx 3.4")
+
+
+def test_relations_of_other_signs_are_others():
+    refused("AB \\parallel CD", "AB \\perp CD")
+    refused("p \\Rightarrow q", "p \\iff q")
+    refused("\\triangle ABC", "\\angle ABC")
+    refused("\\emptyset", "\\{\\emptyset\\}", "\\{0\\}", "0")
+
+
+def test_decimals_are_cut_or_rounded_not_raised():
+    # 3.141592653589793…: cut and rounded after fourteen places, it ends in 79.
+    accepted("\\pi", "3.14159265358979", "3.141592653589793")
+    refused("\\pi", "3.14159265358980", "3.14159265358978")
+
+
+def test_names_of_values():
+    accepted("f^{-1}(x) = \\frac{x-3}{2}", "\\frac{x-3}{2}", "y = \\frac{x-3}{2}")
+    accepted("5:4", "AB:BC = 5:4")
+    accepted(
+        "\\begin{pmatrix}3\\\\4\\end{pmatrix}", "\\mathbf{v}=\\begin{pmatrix}3\\\\4\\end{pmatrix}"
+    )
+    refused("5", "x^{-1} = 5", "2^{-1}(x) = 5")
+
+
+def test_lists_of_letters_have_no_order():
+    accepted("\\text{A, C}", "C, A", "A,C", "\\text{A and C}", "A \\text{ and } C")
+    refused("\\text{A, C}", "A", "A, B", "A, B, C", "AC")
+
+
+def test_an_index_named_i_is_no_imaginary_unit():
+    accepted("\\sum_{k=1}^{n} k^2", "\\sum_{i=1}^{n} i^2")
+    refused("\\sum_{k=1}^{n} k^2", "\\sum_{i=1}^{n} i", "\\sum_{k=1}^{n} i^2")
+
+
+def test_unions_of_finite_sets():
+    accepted("\\{1,2,3\\}", "\\{1,2\\}\\cup\\{3\\}", "\\{1\\}\\cup\\{2\\}\\cup\\{3\\}")
+    refused("\\{1,2,3\\}", "\\{1,2\\}\\cup\\{4\\}", "\\{1,2\\}\\cap\\{3\\}")
+
+
+def test_numbers_in_a_base_in_other_layout():
+    accepted(
+        "52_8", "{52_8}", "\\mathbf{52_8}", "\\displaystyle 52_8", "(52)_{8}", "52_{\\text{8}}"
+    )
+    refused("52_8", "{53_8}", "\\mathbf{52_9}", "52")
+
+
+def test_other_spellings():
+    accepted("1.5", "³⁄₂", "1½")
+    accepted("\\bar{x}", "\\bar x", "\\overline{x}")
+    accepted("\\frac{7}{9}", "\\mathrm{\\frac{7}{9}}", "\\text{$\\frac{7}{9}$}", "\\frac79\\ ")
+    accepted("\\binom{7}{3}", "\\frac{7!}{3!4!}")
+    accepted("\\sin 2x + \\cos x", "\\cos x(2\\sin x+1)")
+    accepted("\\text{May 5}", "May 5")
+    accepted("4, 9", "{4 \\text{ and } 9}")
+    refused("\\text{May 5}", "May 6", "May", "5")
+
+
+def test_quantities_by_their_usual_names():
+    accepted("\\frac{3}{5}", "\\cos A = \\frac35", "\\sin\\angle ABC = 0.6", "\\tan\\theta=3/5")
+    accepted("12", "[ABC] = 12", "\\gcd(a,b) = 12", "\\text{Area of }\\triangle ABC = 12")
+    accepted("2x", "\\frac{dy}{dx} = 2x", "y' = 2x")
+    accepted("f'(x) = 2x", "y' = 2x")
+    refused("f'(x) = 2x", "y'' = 2x")
+    # What is to be solved is no name.
+    refused(
+        "2", "\\ln x = 2", "\\sqrt{x} = 2", "\\sin^2 x = 2", "\\cos 2x = 2", "e^x = 2", "|x| = 2"
+    )
+    refused("\\sin x = \\frac12", "\\frac12", "\\cos x = \\frac12")
+
+
+def test_memberships_are_of_the_variable_itself():
+    refused("[-2,7]", "2x \\in [-2,7]", "x^2 \\in [-2,7]", "-x \\in [-2,7]")
+    refused("1, 2", "2x \\in \\{1,2\\}", "x \\notin \\{1,2\\}")
+    refused("(3,\\infty)", "\\{x \\in \\mathbb{Z} : x > 3\\}", "x > 3, x \\in \\mathbb{Z}")
+    accepted("(3,\\infty)", "\\{x \\in \\mathbb{R} : x > 3\\}")
+
+
+def test_absolute_values_are_ranges():
+    accepted("[-3,3]", "|x| \\le 3", "3 \\ge |x|")
+    accepted("(-\\infty,-2)\\cup(2,\\infty)", "|x| > 2")
+    refused("[-3,3]", "|x| < 3", "|x| \\ge 3", "|x| \\ne 3", "|x| \\le -3", "|x-1| \\le 3")
+
+
+def test_what_is_excluded():
+    accepted("x \\ne 0", "\\mathbb{R} - \\{0\\}", "\\{x \\mid x \\ne 0\\}")
+    accepted("x \\ne 1, 2", "x \\ne 1 \\text{ and } x \\ne 2", "\\mathbb{R} \\setminus \\{1,2\\}")
+    refused("x \\ne 1, 2", "x \\ne 1 \\text{ or } x \\ne 2", "x \\ne 1")
+
+
+def test_other_layout_and_operators():
+    accepted("6", "\\Huge 6", "\\left.6\\right.", "\\strut 6", "6 \\blacksquare", "\\phantom -6")
+    accepted("12", "\\operatorname{lcm}(4,6)", "\\max\\{3,12\\}", "12/\\text{hour}")
+    accepted("6000", "6x10^3", "6 x 10^3")
+    refused("6000", "6x10^2", "6x")

@@ -4,11 +4,13 @@ exception.
 
 import os
 import time
+from fractions import Fraction
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import fuzz
 from zoo.rewards.answer import parse_answer
 from zoo.rewards.compare import same_answer
 from zoo.rewards.extract import extract
@@ -255,6 +257,47 @@ def test_a_polynomial_equals_its_factored_form_and_no_neighbour(roots, change, p
     assert verify(f"\\boxed{{{factored}}}", other).score == float(change == 0)
 
 
+@st.composite
+def formulas(draw, depth: int = 3) -> tuple[str, Fraction]:
+    """A formula in LaTeX with the Fraction that Python makes of it."""
+    kind = draw(st.integers(0, 9)) if depth else draw(st.integers(0, 2))
+    if kind == 0:
+        number = draw(st.integers(0, 20))
+        return str(number), Fraction(number)
+    if kind == 1:
+        tenths = draw(st.integers(1, 99))
+        return f"{tenths / 10:.1f}", Fraction(tenths, 10)
+    if kind == 2:
+        upper, lower = draw(st.integers(1, 9)), draw(st.integers(2, 9))
+        return f"\\frac{upper}{lower}", Fraction(upper, lower)
+    text, value = draw(formulas(depth - 1))
+    if kind == 3:
+        return f"(-({text}))", -value
+    if kind == 4:
+        return f"({text})^2", value**2
+    other, second = draw(formulas(depth - 1))
+    if kind == 5:
+        return f"\\left({text}-({other})\\right)", value - second
+    if kind == 6:
+        return f"({text}) \\cdot ({other})", value * second
+    if kind == 7:
+        return f"{{({text})({other})}}", value * second
+    if kind == 8 and second:
+        return f"\\frac{{{text}}}{{{other}}}", value / second
+    return f"({text} + {other})", value + second
+
+
+@FUZZ
+@given(formulas())
+def test_arithmetic_has_the_value_that_python_gives_it(formula):
+    text, value = formula
+    gold = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    assert verify(f"\\boxed{{{text}}}", gold).score == 1.0
+    assert verify(f"\\boxed{{{text}+1}}", gold).score == 0.0
+    assert verify(f"\\boxed{{x-{text}}}", f"x+{gold}").score == float(value == 0)
+    assert verify(f"\\boxed{{-({text}-x)}}", f"x-{gold}").score == 1.0
+
+
 def test_memory_stays_small():
     import resource
 
@@ -263,3 +306,42 @@ def test_memory_stays_small():
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Other tests of the run may have imported torch: the bar is 1 GB for all of them.
     assert peak_kilobytes < 1_000_000 or "torch" in os.sys.modules
+
+
+def test_brackets_that_stay_open_are_not_shown_to_the_second_opinion():
+    assert worth_asking("\\sqrt{x}+[0,1)", "x")
+    for answer in ("\\sin(\\sin(x", "\\lfloor\\lfloor x\\rfloor", "\\left(\\frac{1}{2}"):
+        assert not worth_asking(answer, "x")
+
+
+def test_the_fuzzer_reports_exceptions_and_late_verdicts(monkeypatch, capsys):
+    def fragile(completion: str, gold: str, second_opinion: bool) -> None:
+        if "{" in completion:
+            raise KeyError("planted")
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
+
+    assert fuzz.main(["seconds=0.3", "engine=random", "limit=5"]) == 0
+    assert "0 findings" in capsys.readouterr().out
+    monkeypatch.setattr(fuzz.verifier, "verify", fragile)
+    assert fuzz.main(["seconds=0.3", "engine=random", "limit=0.001"]) == 1
+    out = capsys.readouterr().out
+    assert "KeyError: 'planted': verify(" in out and "0.00 s: verify(" in out
+
+
+def test_the_fuzzer_refuses_what_it_does_not_know(capsys):
+    assert fuzz.main(["second=3"]) == 2
+    assert "no option 'second'" in capsys.readouterr().err
+    assert fuzz.main(["engine=afl"]) == 2
+    assert "got 'afl'" in capsys.readouterr().err
+
+
+def test_a_list_of_heavy_values_is_not_compared_with_every_gold():
+    golds = ", ".join(f"\\sqrt{{{number**2 + 1}}}" for number in range(1, 17))
+    for value in ("\\ln{%d!}", "\\sqrt{%d!}", "\\sin\\cos %d"):
+        answer = ", ".join(value % number for number in range(900, 980))
+        start = time.thread_time()
+        assert verify(f"\\boxed{{{answer}}}", golds).score == 0.0
+        assert time.thread_time() - start < LIMIT_SECONDS
+    assert verify(f"\\boxed{{{golds}, {golds}}}", golds).score == 1.0

@@ -130,7 +130,10 @@ class Parsed:
 
 
 _BASED = re.compile(
-    r"\(?(-?)([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})\)?_(?:\{?\(?(?:\\text\{)?(\d{1,2})\}?\)?\}?)"
+    r"[({]?(-?)([0-9A-Z]{1,60}|\d[0-9A-Za-z]{0,60})[)}]?_\{{0,2}\(?(\d{1,2})\)?\}{0,2}"
+)
+_LAYOUT = re.compile(
+    r"\s+|\\(?:displaystyle|textstyle|left|right|math(?:bf|rm|it|tt)|text(?:bf|rm|it|tt)?)(?![a-z])"
 )
 _LETTERS_AND_DIGITS = re.compile(r"[A-Z]*\d[0-9A-Z]*")
 _OPEN = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
@@ -146,16 +149,17 @@ _MATRICES = {
     "Vmatrix",
 }
 _SCALES = {
-    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "dozen": 12, "percent": Fraction(1, 100), "per cent": Fraction(1, 100),
+    "ten": 10, "hundred": 100, "thousand": 1000, "lakh": 10**5, "crore": 10**7, "million": 10**6,
+    "billion": 10**9, "trillion": 10**12, "dozen": 12, "percent": Fraction(1, 100),
+    "per cent": Fraction(1, 100),
 }  # fmt: skip
-_SCALES_PATTERN = re.compile(
-    r"(hundred|thousand|million|billion|trillion|dozen|percent|per cent)\b\s*(.*)", re.DOTALL
-)
+_SCALES_PATTERN = re.compile(rf"({'|'.join(_SCALES)})s?\b\s*(.*)", re.DOTALL)
 _PREAMBLE = re.compile(
     r"(?:so |thus |therefore |hence )?(?:the )?(?:final |correct )?(?:answer|result)(?: is)?\s*:?",
     re.IGNORECASE,
 )
+# A number among a unit's words that is no power: `cm^2`, `m2`, but not `hours 30 minutes`.
+_LOOSE_DIGIT = re.compile(r"(?:^|[\s(,;])\d")
 _LEADING_UNIT = frozenset(("usd", "us", "eur", "gbp", "rs", "rs.", "cny", "rmb"))
 
 
@@ -177,7 +181,7 @@ def parse_answer(text: str, commas: bool = True) -> Parsed:
     words = word_key(cleaned)
     if len(cleaned) > 2 * MAX_CHARACTERS:
         return Parsed(cleaned, None, too_complex=True)
-    based = _BASED.fullmatch(cleaned.replace(" ", "")) if "_" in cleaned else None
+    based = _BASED.fullmatch(_plain(cleaned)) if "_" in cleaned else None
     if based is not None and _LETTERS_AND_DIGITS.fullmatch(based[2]):
         return Parsed(
             cleaned, Based(based[1] + (based[2].lstrip("0") or "0"), int(based[3])), words=""
@@ -196,7 +200,15 @@ def parse_answer(text: str, commas: bool = True) -> Parsed:
 
 
 def _unboxed(text: str) -> str:
-    text = re.sub(r"\\(?:boxed|fbox)\s*\{", "{", text)
+    return _without_braces(re.sub(r"\\(?:boxed|fbox)\s*\{", "{", text))
+
+
+def _plain(text: str) -> str:
+    """The text without layout, for numbers in a named base."""
+    return _without_braces(_LAYOUT.sub("", text))
+
+
+def _without_braces(text: str) -> str:
     while text.startswith("{") and text.endswith("}") and _wraps(text):
         text = text[1:-1].strip()
     return text
@@ -267,22 +279,25 @@ def _several(items: list[Answer], kind: str) -> Answer:
     first, last = items[0], items[-1]
     if isinstance(last, Relation) and last.signs == ("in",) and isinstance(last.sides[1], NamedSet):
         # `x = 2k, k \\in \\mathbb{Z}`: the range of a parameter is no second value.
-        named = last.sides[1].name in ("Z", "N")
-        if named and not any(
-            isinstance(item, Relation) and item.signs == ("in",) for item in items[:-1]
-        ):
+        parameter = last.sides[1].name in ("Z", "N") and not any(
+            isinstance(item, Relation) and (item.signs == ("in",) or last.labels[0] in item.labels)
+            for item in items[:-1]
+        )
+        if parameter:
             items = items[:-1]
             if len(items) == 1:
                 return items[0]
     if isinstance(first, Relation) and first.signs == ("!=",):
-        # `x \\ne 2, 3` excludes both.
+        # `x \\ne 2, 3` excludes both, and so does `x \\ne 2 \\text{ or } 3`.
+        if any(isinstance(item, Scalar) for item in items):
+            kind = "and"
         items = [
             Relation((first.sides[0], item), first.signs, (first.labels[0], ""))
             if isinstance(item, Scalar)
             else item
             for item in items
         ]
-        kind = "and"
+        kind = "and" if kind == "list" else kind
     return Several(_expanded(items), kind)
 
 
@@ -349,9 +364,15 @@ def _relation(tokens: list[Token]) -> Answer | None:
             sides[-1].append(token)
     if not signs:
         return _side(sides[0]) if len(sides[0]) != len(tokens) else None
-    if "~" in signs:
+    at = signs.index("~") if "~" in signs else -1
+    if at >= 0 and not any(kind == "sym" for kind, _ in sides[at + 1]):
         # What follows an "about" is a rounding of what stands before it.
-        at = signs.index("~")
+        if not _may_round(sides[at], sides[at + 1]):
+            raise ParseError("an approximation of something else")
+        if at == 0 and _label(sides[0]):
+            # `x \approx 3.4` answers 3.4, not x.
+            signs[0] = "="
+            at = 1
         sides, signs = sides[: at + 1], signs[:at]
         if not signs:
             return _side(sides[0])
@@ -367,6 +388,15 @@ def _relation(tokens: list[Token]) -> Answer | None:
             tuple(Relation((parsed[0], value), ("=",), labels) for value in last.items), "pm"
         )
     return Relation(parsed, tuple(signs), labels)
+
+
+def _may_round(value: list[Token], rounded: list[Token]) -> bool:
+    """Whether a whole number is not "about" another one: `42 \\approx 43` offers two values."""
+    if not all(len(side) == 1 and side[0][0] == "num" for side in (value, rounded)):
+        return True
+    whole, _, decimals = rounded[0][1].partition(".")
+    places = len(decimals) or len(whole.rstrip("0")) - len(whole)
+    return abs(number(value[0][1]) - number(rounded[0][1])) < Fraction(10) ** -places
 
 
 def _named_side(tokens: list[Token], label: str) -> Answer:
@@ -389,8 +419,14 @@ def _label(tokens: list[Token]) -> str:
         return "text:" + " ".join(value for _, value in tokens)
     if tokens[0][0] == "text" and any(kind == "op" and value in "()" for kind, value in tokens):
         return "text:" + "".join(value for _, value in tokens)
+    if tokens[0][0] == "text" and all(kind in ("sym", "const") for kind, _ in tokens[1:]):
+        # `\text{Area of } ABC`
+        return "text:" + " ".join(value for _, value in tokens)
+    if tokens[0] == ("op", "{") and len(tokens) > 2 and _match(tokens, 0) == len(tokens) - 1:
+        # `\mathbf{v}`: the command is gone, its braces are not.
+        return _label(tokens[1:-1])
     spelled = "".join(value for _, value in tokens)
-    if any(token == ("op", "angle") for token in tokens):
+    if tokens[0][0] != "cmd" and any(token == ("op", "angle") for token in tokens):
         return (
             spelled
             if all(kind in ("sym", "const") or value == "angle" for kind, value in tokens)
@@ -401,6 +437,8 @@ def _label(tokens: list[Token]) -> str:
         # A function's value, `f(3)` or `P(X = 2)`; `a(b+c)` with a product inside is also only a
         # name here.
         rest = _after_name(tokens, 1)
+        if tokens[rest : rest + 5] == _INVERSE:
+            rest += 5
         simple = all(
             kind in ("sym", "const", "num", "rel") or value in ",_{}=<>"
             for kind, value in tokens[rest + 1 : -1]
@@ -411,6 +449,17 @@ def _label(tokens: list[Token]) -> str:
         for at, (kind, _) in enumerate(tokens)
     ):
         return ""
+    if first[0] == "cmd" and first[1] in _NAMING and len(tokens) > 1:
+        # `\cos A`, `\gcd(a, b)`: a quantity by its usual name.
+        plain = all(k in ("sym", "const") or v in ("(", ")", ",", "angle") for k, v in tokens[1:])
+        return "fn:" + spelled if plain else ""
+    if _DERIVATIVE.fullmatch(spelled):
+        return spelled
+    if first == ("op", "[") and tokens[-1] == ("op", "]") and len(tokens) > 4:
+        # The area of a polygon, `[ABC]`.
+        letters = [value for kind, value in tokens[1:-1] if kind == "sym"]
+        area = len(letters) == len(tokens) - 2 and "".join(letters[-3:]).isupper()
+        return spelled if area else ""
     if first == ("cmd", "overline"):
         return spelled
     if first[0] in ("sym", "const") and first[1] not in ("pi",):
@@ -420,8 +469,11 @@ def _label(tokens: list[Token]) -> str:
         tail = tokens[rest:]
         if tail[0] == ("op", ":") or tail[0] == ("rel", ":"):
             return spelled
-        if len(tokens) <= 4 and all(
-            kind in ("sym", "const") and value.isupper() for kind, value in tokens
+        if all(kind in ("sym", "const") or value == ":" for kind, value in tail) and ":" in spelled:
+            return spelled
+        letters = tokens[1:] if first[1] == "\\triangle" else tokens
+        if len(letters) <= 4 and all(
+            kind in ("sym", "const") and value.isupper() for kind, value in letters
         ):
             return spelled
         return ""
@@ -431,6 +483,11 @@ def _label(tokens: list[Token]) -> str:
         return spelled if len(letters) == len(tokens) - 2 > 1 and spelled[1:-1].isupper() else ""
     names = all(kind in ("sym", "const", "num") or value in ",_{}" for kind, value in tokens[1:-1])
     return spelled if first == ("op", "(") and tokens[-1] == ("op", ")") and names else ""
+
+
+_NAMING = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "gcd", "lcm", "max", "min", "det"))
+_DERIVATIVE = re.compile(r"frac\{d\w?\}\{d\w\}")
+_INVERSE = [("op", "^"), ("op", "{"), ("op", "-"), ("num", "1"), ("op", "}")]
 
 
 def _after_name(tokens: list[Token], at: int) -> int:
@@ -450,6 +507,9 @@ def _side(tokens: list[Token]) -> Answer:
     tokens = _trimmed(tokens)
     if not tokens:
         raise ParseError("nothing to read")
+    if tokens[0][0] == "set" and tokens[1:3] == [("op", "-"), ("op", "\\{")]:
+        # `\mathbb{R} - \{0\}`
+        tokens = [tokens[0], ("op", "setminus"), *tokens[2:]]
     for value, build in (("cup", _union), ("setminus", _difference)):
         parts = _split(tokens, lambda token, value=value: token == ("op", value))
         if len(parts) > 1:
@@ -473,7 +533,12 @@ def _side(tokens: list[Token]) -> Answer:
 def _union(parts: list[list[Token]]) -> Answer:
     if len(parts) > MAX_ITEMS:
         raise TooComplex("a long union")
-    return Union(tuple(_side(part) for part in parts))
+    sides = tuple(_side(part) for part in parts)
+    if all(isinstance(side, Several) and side.kind == "set" for side in sides):
+        # `\{1,2\} \cup \{3\}` is a set of three.
+        items = [item for side in sides if isinstance(side, Several) for item in side.items]
+        return Several(tuple(items), "set")
+    return Union(sides)
 
 
 def _difference(parts: list[list[Token]]) -> Answer:
@@ -491,6 +556,8 @@ def _ratio(parts: list[list[Token]]) -> Answer:
 def _bracketed(tokens: list[Token]) -> Answer | None:
     opening, closing = tokens[0][1], tokens[-1][1]
     inside = tokens[1:-1]
+    if opening == "{" and any(kind == "sep" for kind, _ in inside):
+        return _list(inside)
     semicolons = _split(inside, lambda token: token == ("op", ";"))
     parts = (
         semicolons if len(semicolons) > 1 else _split(inside, lambda token: token == ("op", ","))
@@ -528,9 +595,8 @@ def _set_builder(inside: list[Token]) -> Answer | None:
     for at, token in enumerate(inside[:12]):
         if token in (("op", "|"), ("op", ":"), ("rel", "mid"), ("rel", ":")):
             head = inside[:at]
-            names = (
-                head[:1] and head[0][0] == "sym" and (len(head) == 1 or head[1] == ("rel", "in"))
-            )
+            real = len(head) == 1 or head[1:] == [("rel", "in"), ("set", "R")]
+            names = head[:1] and head[0][0] == "sym" and real
             return _parse(inside[at + 1 :]) if names and inside[at + 1 :] else None
     return None
 
@@ -655,8 +721,9 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | 
             return tokens[:at], "", None
         if depth or not at:
             continue
-        loose = token[0] == "gap" and at + 1 < len(tokens) and tokens[at + 1][0] == "sym"
-        if token[0] == "text" or loose:
+        after = tokens[at + 1] if at + 1 < len(tokens) else ("end", "")
+        loose = token[0] == "gap" and after[0] == "sym"
+        if token[0] == "text" or loose or (token == ("op", "/") and after[0] == "text"):
             tail = tokens[at:]
             if not _is_unit(tail):
                 if loose and not _has_text(tail):
@@ -676,13 +743,20 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], str, list[Token] | 
 
 def _is_remark(tokens: list[Token]) -> bool:
     """Words in brackets at the end: `42 (forty-two)`."""
-    return (
-        len(tokens) > 2
-        and tokens[0] == ("op", "(")
-        and tokens[-1] == ("op", ")")
-        and tokens[1][0] == "text"
-        and all(kind == "text" or value == "-" for kind, value in tokens[1:-1])
+    if len(tokens) < 3 or tokens[0] != ("op", "(") or tokens[-1] != ("op", ")"):
+        return False
+    inside = tokens[1:-1]
+    # The "six" of "thirty-six" is too short to be a word by itself.
+    letters = ("text", "sym", "const") if inside[1:2] == [("op", "-")] else ("text",)
+    return inside[0][0] == "text" and all(
+        value == "-" or (kind in letters and not _changes(value)) for kind, value in inside
     )
+
+
+def _changes(words: str) -> bool:
+    """Whether words behind a number are more than a unit: `or`, `thirds`, a second number."""
+    found = re.findall(r"[a-z]+", words.lower())
+    return not _CHANGING.isdisjoint(found) or _LOOSE_DIGIT.search(words) is not None
 
 
 def _has_text(tokens: list[Token]) -> bool:
@@ -693,14 +767,23 @@ def _has_text(tokens: list[Token]) -> bool:
 _CHANGING = frozenset((
     "or", "than", "if", "when", "unless", "not", "except", "minus", "plus", "times", "over",
     "divided", "squared", "cubed", "half", "halves", "third", "thirds", "quarter", "quarters",
-    "fourths", "fifth", "fifths", "sixths", "eighths", "tenth", "tenths", "hundredths",
-    "thousandths", "below", "factorial", "negative", "wrong", "incorrect",
+    "fourths", "fifth", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenth", "tenths",
+    "elevenths", "twelfths", "fifteenths", "sixteenths", "twentieths", "hundredth", "hundredths",
+    "thousandth", "thousandths", "millionth", "millionths", "permille", "doubled", "tripled",
+    "multiplied", "increased", "decreased", "point", "power", "below", "factorial", "negative",
+    "wrong", "incorrect",
+))  # fmt: skip
+# A second number, unless it repeats the first: `5 feet and six inches`, but `20 (twenty)`.
+_NUMBER_WORDS = frozenset((
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "fifteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
 ))  # fmt: skip
 
 
 def _is_unit(tokens: list[Token]) -> bool:
+    words = [value for kind, value in tokens if kind == "text"]
     if any(
-        kind == "text" and not _CHANGING.isdisjoint(value.lower().split()) for kind, value in tokens
+        _changes(value) or not _NUMBER_WORDS.isdisjoint(value.lower().split()) for value in words
     ):
         return False
     for at, (kind, value) in enumerate(tokens):

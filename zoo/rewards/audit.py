@@ -71,10 +71,15 @@ class Judged:
 
 def main(argv: Sequence[str]) -> int:
     """The command; see HELP."""
-    files = [word for word in argv if "=" not in word and not word.startswith("-")]
-    if len(files) != 1 or {"-h", "--help"} & set(argv):
+    files = [word for word in argv if "=" not in word]
+    if not files or {"-h", "--help"} & set(files):
         print(HELP)
-        return 0 if {"-h", "--help"} & set(argv) or not argv else 2
+        return 0 if files or not argv else 2
+    if len(files) > 1:
+        raise ConfigError(
+            f"zoo audit takes one file and settings as name=value, got {' '.join(files)}. "
+            "See `zoo audit --help`."
+        )
     settings: dict[str, str] = {}
     overrides: list[str] = []
     own = {"reward", "against", "style", "out", "limit", *FIELDS}
@@ -93,10 +98,14 @@ def main(argv: Sequence[str]) -> int:
                 f"zoo audit has no setting {key!r}.{did_you_mean(key, own)} "
                 f"It knows {', '.join(sorted(own))} and reward.KEY."
             )
+    _check(settings)
     limit = int(settings["limit"]) if "limit" in settings else None
     rows = list(read_labelled(Path(files[0]), settings, limit))
     if not rows:
-        raise ConfigError(f"{files[0]} holds no labelled answers. See `zoo audit --help`.")
+        raise ConfigError(
+            f"{files[0]} holds no labelled answers: no line has a label "
+            f"({', '.join(FIELDS['label'])}). Name its field, as in label=FIELD."
+        )
     name = settings.get("reward", "verifier")
     judged = judge(named_reward(name, overrides), rows)
     other = None
@@ -108,6 +117,20 @@ def main(argv: Sequence[str]) -> int:
         write_audit(folder, name, judged, settings.get("against"), other, list(argv))
         print(f"\n{folder / 'audit.html'}")
     return 0
+
+
+def _check(settings: Mapping[str, str]) -> None:
+    from zoo.rewards.math import STYLES
+
+    if settings.get("style", STYLES[0]) not in STYLES:
+        raise ConfigError(f"style must be one of {', '.join(STYLES)}, got {settings['style']!r}.")
+    if "limit" in settings and not (settings["limit"].isdecimal() and int(settings["limit"]) > 0):
+        raise ConfigError(f"limit must be a number of rows above 0, got {settings['limit']!r}.")
+    if "out" in settings:
+        try:
+            Path(settings["out"]).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"out={settings['out']} cannot be made a folder: {error}.") from None
 
 
 def named_reward(name: str, overrides: Sequence[str]) -> Reward:
@@ -129,7 +152,8 @@ def read_labelled(
     if not path.is_file():
         raise ConfigError(f"{path} is not a file. Give a JSONL file of labelled answers.")
     made = 0
-    with path.open(encoding="utf-8-sig") as file:
+    # What is no UTF-8 becomes a mark that is no JSON either, outside a text.
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -181,6 +205,11 @@ def _labelled(
             f"{path}, row {name}: no field for {' and '.join(missing)}; it has "
             f"{', '.join(map(repr, values))}. Name it, as in {missing[0]}=FIELD."
         )
+    text = values[found["completion"]]
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"{path}, row {name}: {found['completion']} must be a text, got {text!r:.60}."
+        )
     label = str(values[found["label"]]).lower()
     if label not in RIGHT | WRONG:
         raise ConfigError(
@@ -191,9 +220,9 @@ def _labelled(
     if "style" in settings:
         columns["style"] = settings["style"]
     columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
-    text = str(row.get("question", row.get("problem", row.get("prompt", ""))))
-    prompt = Prompt(id=name, text=text, columns=columns)
-    return Labelled(name, prompt, str(values[found["completion"]]), label in RIGHT)
+    question = str(row.get("question", row.get("problem", row.get("prompt", ""))))
+    prompt = Prompt(id=name, text=question, columns=columns)
+    return Labelled(name, prompt, text, label in RIGHT)
 
 
 def _final(gold: str, style: Any) -> str:

@@ -38,6 +38,9 @@ INFINITY: Node = ("const", "inf")
 _ONE: Node = ("q", Fraction(1))
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 _WORDLESS = re.compile(r"\s+")
+_FUNCTION = re.compile(r"[a-zA-Z]'*(?:\^\{-1\})?\([a-z]\)")
+_NO_LETTER = re.compile(r"\\[A-Za-z]+|[^A-Za-z]")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 # Decimals of a non-terminating value are accepted from this many significant digits.
 ENOUGH_DIGITS = 15
 
@@ -56,7 +59,7 @@ def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -
     """
     if gold.text == answer.text or (gold.tokens and gold.tokens == answer.tokens):
         return True
-    if gold.words and gold.words == answer.words:
+    if gold.words and gold.words == answer.words and _are_words(gold, answer):
         return True
     if isinstance(gold.answer, Words):
         return _same_words(gold, answer)
@@ -64,6 +67,8 @@ def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -
         if _WORDLESS.sub("", gold.text) == _WORDLESS.sub("", answer.text) and not re.search(
             r"\d\s+\d", answer.text
         ):
+            return True
+        if _unwrapped(gold.text) == _unwrapped(answer.text):
             return True
         return False if gold.too_complex or answer.too_complex else None
     if _equal(gold.answer, answer.answer, ignore_percent):
@@ -74,6 +79,12 @@ def same_answer(gold: Parsed, answer: Parsed, *, ignore_percent: bool = False) -
         if listed.answer is not None and listed.answer != answer.answer:
             return _equal(gold.answer, listed.answer, ignore_percent)
     return False
+
+
+def _unwrapped(text: str) -> str:
+    """`\\text{May 5}` and `May  5` as the same words."""
+    match = _TEXT.fullmatch(text)
+    return " ".join((text if match is None else match[1]).split())
 
 
 def is_several(gold: Answer | None, answer: Answer | None) -> bool:
@@ -90,9 +101,25 @@ def is_several(gold: Answer | None, answer: Answer | None) -> bool:
     )
 
 
+def _are_words(gold: Parsed, answer: Parsed) -> bool:
+    """Whether letters are words, whose case does not matter: `ab` and `AB` are other variables."""
+    if gold.answer is None or answer.answer is None:
+        return True
+    named = isinstance(gold.answer, Words), isinstance(answer.answer, Words)
+    if not any(named):
+        return False
+    return (
+        all(named)
+        or len(gold.words) != 2
+        or _NO_LETTER.sub("", gold.text) == _NO_LETTER.sub("", answer.text)
+    )
+
+
 def _same_words(gold: Parsed, answer: Parsed) -> bool:
     if len(gold.words) == 1 and answer.words:
         return gold.words.casefold() == answer.words.casefold()
+    if _unwrapped(gold.text) == _unwrapped(answer.text):
+        return True
     if (
         isinstance(answer.answer, Relation)
         and answer.answer.labels[0]
@@ -111,12 +138,13 @@ def _equal(gold: Answer, answer: Answer, loose: bool) -> bool:
         and len(gold.items) == 1
         and gold.kind == "set"
         and not isinstance(answer, Several)
+        and not _names_a_set(gold.items[0])
     ):
         return _equal(gold.items[0], answer, loose)
     if isinstance(answer, Several) and not isinstance(gold, Several):
         if answer.kind == "pm":
             return all(_equal(gold, item, loose) for item in answer.items)
-        if len(answer.items) == 1 and answer.kind == "set":
+        if len(answer.items) == 1 and answer.kind == "set" and not _names_a_set(answer.items[0]):
             return _equal(gold, answer.items[0], loose)
         if isinstance(gold, Ordered) and _same_assignment(gold, answer, loose):
             return True
@@ -153,6 +181,11 @@ def _equal(gold: Answer, answer: Answer, loose: bool) -> bool:
             gold.unit, answer.unit
         )
     return gold == answer
+
+
+def _names_a_set(answer: Answer) -> bool:
+    """What braces are no mere decoration around: the set of the empty set is not empty."""
+    return isinstance(answer, NamedSet | Union)
 
 
 def _all_equal(golds: tuple[Answer, ...], answers: tuple[Answer, ...], loose: bool) -> bool:
@@ -208,7 +241,9 @@ def _rounds_to(gold: Scalar, gold_node: Node, answer: Scalar, answer_node: Node)
             written = real_value(decimal)
     except (NotExact, Undefined, OverflowError, ValueError, TypeError):
         return False
-    return bool(abs(true - written) * 10**literal.places < 1)
+    missing = (abs(true) - abs(written)) * 10**literal.places
+    # Cut, or rounded to the nearest.
+    return bool(true * written > 0 and (0 <= missing < 1 or 2 * abs(missing) <= 1))
 
 
 def _recurs(value: Fraction) -> bool:
@@ -276,9 +311,10 @@ def _same_several(gold: Several, answer: Several, loose: bool) -> bool:
         )
     if gold_names or any(_is_dots(item) for item in golds):
         return _all_equal(golds, answers, loose)
-    # As sets: a value given twice is given.
-    matched = [any(_equal(value, other, loose) for other in answers) for value in golds]
-    return all(matched) and all(
+    # As sets: a value given twice is given, but far more values than the gold's only cost time.
+    if len(answers) > 2 * len(golds) + 2:
+        return False
+    return all(any(_equal(value, other, loose) for other in answers) for value in golds) and all(
         any(_equal(value, other, loose) for value in golds) for other in answers
     )
 
@@ -323,7 +359,9 @@ def _same_relation(gold: Answer, answer: Answer, loose: bool) -> bool:
         return _same_equation(equation, given, loose)
     if equation:
         # An equation is only answered by a bare value if one side is a mere name.
-        named = bool(equation.labels[0]) and not isinstance(answer, Relation)
+        # (`\sin x = 1` is no name of 1: it may be the equation that was asked for.)
+        label = equation.labels[0]
+        named = label != "" and label[:3] != "fn:" and not isinstance(answer, Relation)
         if named and _equal(equation.sides[-1], answer, loose):
             return True
         return _named_list(equation, answer, loose)
@@ -333,10 +371,16 @@ def _same_relation(gold: Answer, answer: Answer, loose: bool) -> bool:
     if (
         isinstance(answer, Relation)
         and answer.signs == ("in",)
+        and answer.labels[0]
         and isinstance(answer.sides[1], Several)
     ):
         return _equal(gold, answer.sides[1], loose)
-    if isinstance(gold, Relation) and gold.signs == ("in",) and isinstance(gold.sides[1], Several):
+    if (
+        isinstance(gold, Relation)
+        and gold.signs == ("in",)
+        and gold.labels[0]
+        and isinstance(gold.sides[1], Several)
+    ):
         return _equal(gold.sides[1], answer, loose)
     if isinstance(gold, Several) or isinstance(answer, Several):
         return _is_set(gold) and _is_set(answer) and _same_sets(gold, answer)
@@ -408,7 +452,12 @@ def _names_agree(first: str, second: str) -> bool:
     if first.startswith("text:") or second.startswith("text:"):
         return True
     names = sorted((first, second), key=len)
-    return names[0] == "y" and re.fullmatch(r"[a-zA-Z]'*\([a-z]\)", names[1]) is not None
+    primes = [name.count("'") for name in names]
+    return (
+        names[0].rstrip("'") == "y"
+        and primes[0] in (0, primes[1])
+        and _FUNCTION.fullmatch(names[1]) is not None
+    )
 
 
 def _difference(relation: Relation) -> Node | None:
@@ -608,6 +657,8 @@ def _crossed(first: list[Piece], second: list[Piece]) -> list[Piece] | None:
 
 def _relation_range(relation: Relation) -> Range | None:
     if len(relation.signs) == 1 and relation.signs[0] == "in":
+        if not relation.labels[0]:
+            return None  # `2x \in [0,1]` is not `x \in [0,1]`
         inner = relation.sides[1]
         named = _points(inner) if isinstance(inner, Several) else _as_range(inner)
         return None if named is None else (named[0], relation.labels[0])
@@ -637,8 +688,11 @@ def _half_line(left: Node, sign: str, right: Node) -> Range | None:
             return [_EVERYTHING], names.pop()
         return None
     name = names.pop()
-    if right[0] == "sym" and not has_symbols(left):
+    if (right[0] == "sym" or right[:2] == ("fn", "abs")) and not has_symbols(left):
         left, sign, right = right, _FLIP[sign], left
+    if left[:2] == ("fn", "abs") and left[2][0] == "sym" and not has_symbols(right):
+        around = _around_zero(sign, right)
+        return None if around is None else (around, name)
     if left[0] == "sym" and not has_symbols(right):
         bound = right
     else:
@@ -653,6 +707,21 @@ def _half_line(left: Node, sign: str, right: Node) -> Range | None:
     if sign[0] == "<":
         return [(low, False, bound, sign == "<=")], name
     return [(bound, sign == ">=", high, False)], name
+
+
+def _around_zero(sign: str, bound: Node) -> list[Piece] | None:
+    """The solutions of |x| < b or |x| > b; None unless b is above 0."""
+    try:
+        positive = real_value(bound) > 0
+    except (NotExact, Undefined, TypeError, ValueError):
+        return None
+    if not positive or sign == "!=":
+        return None
+    low, high = ("neg", bound), bound
+    if sign in ("<", "<="):
+        return [(low, sign == "<=", high, sign == "<=")]
+    least, _, most, _ = _EVERYTHING
+    return [(least, False, low, sign == ">="), (high, sign == ">=", most, False)]
 
 
 def _linear_bound(node: Node) -> tuple[Node, bool] | None:

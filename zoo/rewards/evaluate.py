@@ -32,6 +32,7 @@ PRIME = (
 MAX_BITS = 20_000
 MAX_FACTORIAL = 1_000
 _POINTS = 3
+_MAX_DIGITS = 1_000
 
 
 class Undefined(ArithmeticError):
@@ -356,10 +357,14 @@ class Digits:
     def _symbol(self, name: str, subscript: Node | None) -> Any:
         key = None if subscript is None else Residues(self.point).value(subscript)
         seed = _oracle("real", name, key, self.point)
-        size = self.mp.mpf(seed % (1 << 40)) / (1 << 40) * 2 + self.mp.mpf(1) / 5
-        # The first point is positive, where roots and logarithms behave; later ones have both
-        # signs.
-        return -size if self.point and seed >> 60 & 1 ^ (self.point & 1) else size
+        if self.point == _POINTS:
+            return self.mp.mpf(seed % 50 + 2)
+        # The first point is positive, where roots and logarithms behave. The others have opposite
+        # signs, so that |x| is not x; the last lies past π, so that arctan(tan x) is not x.
+        start = self.mp.mpf(16) / 5 if self.point == _POINTS - 1 else self.mp.mpf(1) / 5
+        size = self.mp.mpf(seed % (1 << 40)) / (1 << 40) * 2 + start
+        sign = _oracle("sign", name, key) >> 20 & 1
+        return -size if self.point and sign ^ (self.point & 1) else size
 
     def _power(self, base: Node, exponent: Node) -> Any:
         low = self.value(base)
@@ -368,6 +373,8 @@ class Digits:
         except NotExact:
             high = self.value(exponent)
         else:
+            if not low and power > 0:
+                return low
             if power.denominator == 1 and abs(power) <= 10**6:
                 if not low and power <= 0:
                     raise Undefined("zero to a power that is not positive")
@@ -427,6 +434,27 @@ class Digits:
             return function(values[0])
         except (ZeroDivisionError, ValueError) as error:
             raise Undefined(f"{name} has no value here") from error
+
+
+class Watched(Digits):
+    """Digits that note the smallest and the largest power of two among all values on the way, 1
+    included: what is added to something far larger is lost.
+    """
+
+    def __init__(self, digits: int, point: int) -> None:
+        super().__init__(digits, point)
+        self.low = self.high = 0
+
+    def value(self, node: Node) -> Any:
+        value = super().value(node)
+        if value:
+            size = self.mp.mag(value)
+            self.low, self.high = min(self.low, size), max(self.high, size)
+        return value
+
+    def spread(self) -> int:
+        """Decimal digits between the smallest and the largest value."""
+        return int((self.high - self.low) * 0.30103) + 1
 
 
 _MP_NAMES = {
@@ -489,6 +517,7 @@ def same_up_to_factor(left: Node, right: Node) -> int:
         return 0
     signs = set()
     ratio = None
+    compared = 0
     for point in range(_POINTS):
         try:
             digits = Digits(60, point)
@@ -505,8 +534,9 @@ def same_up_to_factor(left: Node, right: Node) -> int:
         if ratio is not None and abs(quotient - ratio) > abs(ratio) * digits.mp.mpf(10) ** -40:
             return 0
         ratio = quotient
+        compared += 1
         signs.add(1 if quotient > 0 else -1)
-    return signs.pop() if len(signs) == 1 else 0
+    return signs.pop() if len(signs) == 1 and compared > 1 else 0
 
 
 def real_value(node: Node) -> Any:
@@ -530,6 +560,12 @@ def has_symbols(node: Node) -> bool:
     if node[0] == "sym" or node[0] == "bound":
         return True
     return any(has_symbols(part) for part in node[1:] if isinstance(part, tuple))
+
+
+def _has_steps(node: Node) -> bool:
+    return node[:2] in (("fn", "floor"), ("fn", "ceil")) or any(
+        _has_steps(part) for part in node[1:] if isinstance(part, tuple)
+    )
 
 
 def symbols(node: Node) -> set[str]:
@@ -567,12 +603,11 @@ def _residue_pairs(left: Node, right: Node) -> tuple[list[tuple[int, int]], bool
 def _same_digits(left: Node, right: Node) -> bool:
     compared = 0
     varying = has_symbols(left) or has_symbols(right)
-    for point in range(_POINTS if varying else 1):
+    # Floors and ceilings differ at whole numbers.
+    steps = varying and (_has_steps(left) or _has_steps(right))
+    for point in range((_POINTS + steps) if varying else 1):
         try:
-            if not _close(left, right, 60, point):
-                return False
-            # A difference that is real stays when the digits double; a rounding error does not.
-            if not _close(left, right, 120, point):
+            if not _agree(left, right, point):
                 return False
         except Undefined:
             continue
@@ -582,11 +617,31 @@ def _same_digits(left: Node, right: Node) -> bool:
     return compared >= (2 if varying else 1)
 
 
-def _close(left: Node, right: Node, digits: int, point: int) -> bool:
-    context = Digits(digits, point)
+def _agree(left: Node, right: Node, point: int) -> bool:
+    """Whether two formulas agree to 60 and to 120 digits, and to more where their values span many
+    magnitudes.
+    """
+    wide = _distance(Digits(60, point), left, right, 45)
+    if wide is None:
+        return False
+    watched = Watched(120, point)
+    fine = _distance(watched, left, right, 105)
+    # A difference that is real stays when the digits double; a rounding error does not.
+    if fine is None or (wide and fine > wide * 1e-20):
+        return False
+    if watched.spread() <= 45:
+        return True
+    digits = watched.spread() + 120
+    if digits > _MAX_DIGITS:
+        raise TooBig("values of too many magnitudes")
+    finest = _distance(Digits(digits, point), left, right, digits - 15)
+    return finest is not None and not (fine and finest > fine * 1e-20)
+
+
+def _distance(context: Digits, left: Node, right: Node, digits: int) -> Any | None:
+    """How far apart two values are; None if they differ within so many digits."""
     first, second = context.value(left), context.value(right)
     distance = abs(first - second)
-    if not distance:
-        return True
     size = max(abs(first), abs(second))
-    return bool(distance <= context.mp.mpf(10) ** -(digits - 15) * (size if size > 1e-6 else 1))
+    limit = context.mp.mpf(10) ** -digits * (size if size > 1e-6 else 1)
+    return distance if distance <= limit else None

@@ -53,7 +53,8 @@ _SKIP = frozenset((
     "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits",
     "quad", "qquad", "hspace", "vspace", "thinspace", "medspace", "thickspace", "negthinspace",
     "rm", "bf", "it", "sf", "tt", "mathstrut", "middle", "boldmath", "ensuremath", "hfill",
-    "noindent", "large", "Large", "normalsize", "small", "null",
+    "noindent", "large", "Large", "LARGE", "huge", "Huge", "normalsize", "small", "tiny", "null",
+    "strut", "blacksquare", "qed",
 ))  # fmt: skip
 _TRANSPARENT = frozenset((
     "mathbf", "mathit", "mathsf", "mathtt", "boldsymbol", "bm", "mathcal", "mathscr", "mathfrak",
@@ -65,7 +66,8 @@ _RELATIONS = {
     "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=",
     "lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "in": "in", "approx": "~", "approxeq": "~",
     "simeq": "~", "sim": "~", "equiv": "=", "to": "->", "rightarrow": "->", "Rightarrow": "->",
-    "implies": "->", "iff": "->", "mapsto": "->", "mid": "mid", "parallel": "mid", "perp": "mid",
+    "implies": "->", "iff": "<->", "mapsto": "->", "mid": "mid", "parallel": "parallel",
+    "perp": "perp",
     "cong": "cong", "propto": "propto", "subset": "subset", "subseteq": "subset", "notin": "notin",
     "colon": ":",
 }  # fmt: skip
@@ -76,7 +78,7 @@ _SYMBOL_COMMANDS = {
     "lparen": "(", "rparen": ")", "lvert": "|", "rvert": "|", "vert": "|", "lfloor": "lfloor",
     "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "circ": "circ", "degree": "deg",
     "prime": "'", "over": "over", "choose": "choose", "infty": "infty", "langle": "(",
-    "rangle": ")", "angle": "angle", "triangle": "angle", "measuredangle": "angle",
+    "rangle": ")", "angle": "angle", "measuredangle": "angle",
     "emptyset": "empty", "varnothing": "empty",
 }  # fmt: skip
 _DOTS = frozenset((
@@ -87,7 +89,8 @@ _BINOMIALS = frozenset(["binom", "dbinom", "tbinom"])
 # Every command of the grammar, for those who want to know whether a text uses others.
 FORMULA_COMMANDS = (
     FUNCTIONS | _GREEK | _BOUND | _SKIP | _TRANSPARENT | _MULTIPLY | _DOTS | _FRACTIONS | _BINOMIALS
-    | frozenset(_RELATIONS) | frozenset(_SYMBOL_COMMANDS) | {"pi", "mathbb", "begin", "end"}
+    | frozenset(_RELATIONS) | frozenset(_SYMBOL_COMMANDS)
+    | {"pi", "triangle", "mathbb", "begin", "end"}
 )  # fmt: skip
 _WORD_SEPARATORS = frozenset((
     "and", "or", "&", ", and", ",and", ", or", ",or",
@@ -97,7 +100,7 @@ _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"
     r"|(?P<number>\d+\.(?=\s*\\(?:overline|bar|dot)\s*\{)"
     r"|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![A-Za-z\d]))?)"
-    r"|(?P<text>\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|emph)\s*\{)"
+    r"|(?P<text>\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|emph|operatorname\*?)\s*\{)"
     r"|(?P<env>\\(?:begin|end)\s*\{[a-zA-Z*]+\})"
     r"|(?P<blackboard>\\(?:mathbb|Bbb)\s*(?:\{\s*[A-Z]\s*\}|[A-Z]))"
     r"|(?P<command>\\[a-zA-Z]+)"
@@ -110,6 +113,8 @@ _TOKEN = re.compile(
     r"|(?P<power>\*\*)"
     r"|(?P<char>[-+*/^_=<>()\[\]{}|,;:!'%&.])"
 )
+
+_CHOICES = re.compile(r"[A-H](?:\s*,?\s+and\s+[A-H]|\s*,\s*[A-H])+")
 
 _UNIT_WORDS = frozenset((
     "cm", "mm", "km", "kg", "mg", "ml", "mL", "lb", "lbs", "oz", "ft", "in", "inch", "inches",
@@ -226,6 +231,8 @@ def _command(name: str, tokens: list[Token]) -> None:
             tokens.append(("cmd", "overline"))
     elif name in ("bmod", "pmod", "mod"):
         tokens.append(("rel", "mod"))
+    elif name == "triangle":
+        tokens.append(("sym", "\\triangle"))
     elif name == "R":
         tokens.append(("set", "R"))
     else:
@@ -262,6 +269,13 @@ def _word(word: str, tokens: list[Token], spaced: bool) -> None:
             tokens.append(("const", letter) if letter in "ei" else ("sym", letter))
 
 
+def _ends_value(tokens: list[Token]) -> bool:
+    """Whether a number, a closed group or π stands last: what a unit follows."""
+    return bool(tokens) and (
+        tokens[-1][0] == "num" or tokens[-1] in (("op", "}"), ("op", ")"), ("const", "pi"))
+    )
+
+
 def _after_degree(tokens: list[Token]) -> bool:
     last = [value for _, value in tokens[-2:]]
     return bool(last) and (
@@ -286,17 +300,23 @@ def _text(content: str, tokens: list[Token], limit: int) -> None:
     elif words[0].isdigit() or (words[0] in "-.(" and words[1:2].isdigit()):
         tokens.extend(tokenize(words, limit=limit))
     elif len(words) == 1 and words.isalpha() and words.isascii():
-        # A lone letter is a variable, a unit after a number, or a constant (`\mathrm{e}`).
-        if words not in "eid" and ((tokens and tokens[-1][0] == "num") or _after_degree(tokens)):
+        # A lone letter is a variable, a unit after a value, or a constant (`\mathrm{e}`).
+        if words not in "eid" and (_ends_value(tokens) or _after_degree(tokens)):
             tokens.append(("text", words))
         else:
             tokens.append(("const", words) if words in "ei" else ("sym", words))
+    elif words[0] == "\\" or _CHOICES.fullmatch(words):
+        # `\text{A, C}`: letters of a list, in any order.
+        tokens.extend(tokenize(words, limit=limit))
     elif words in FUNCTIONS and not (words in _UNIT_WORDS and tokens and tokens[-1][0] == "num"):
         tokens.append(("cmd", words))
     elif tokens and tokens[-1][0] == "text":
         tokens[-1] = ("text", tokens[-1][1] + " " + words)
     else:
         tokens.append(("text", words))
+
+
+_ARGUMENT_BRACKETS = (("(", ")"), ("{", "}"), ("[", "]"), ("\\{", "\\}"))
 
 
 class Parser:
@@ -443,7 +463,7 @@ class Parser:
             return True
         if kind == "num":
             before = self.tokens[self.at - 1]
-            return before[0] == "op" and before[1] in (")", "}")
+            return before[0] == "op" and before[1] in (")", "}", "!")
         if kind != "op":
             return False
         if value == "|":
@@ -638,15 +658,16 @@ class Parser:
         if name == "sqrt" or name == "cbrt":
             return self._root(Fraction(2 if name == "sqrt" else 3))
         if name == "overline":
-            self._expect("{")
             letters = []
-            while not self._is("}"):
+            grouped = self._accept("{")
+            while not (self._is("}") if grouped else letters):
                 kind, value = self._peek()
                 if kind not in ("sym", "const"):
                     raise ParseError("an overline over a formula")
                 letters.append(value)
                 self.at += 1
-            self._expect("}")
+            if grouped:
+                self._expect("}")
             return ("sym", "overline " + "".join(letters), None)
         if name in _BOUND:
             return self._bound(name)
@@ -694,9 +715,7 @@ class Parser:
         return node if power is None else ("^", node, power)
 
     def _call_arguments(self, name: str) -> list[Node]:
-        bracket = next(
-            (pair for pair in (("(", ")"), ("{", "}"), ("[", "]")) if self._is(pair[0])), None
-        )
+        bracket = next((pair for pair in _ARGUMENT_BRACKETS if self._is(pair[0])), None)
         if bracket is not None:
             self.at += 1
             bars, self.bars = self.bars, 0
@@ -719,6 +738,9 @@ class Parser:
             if (kind == "cmd" and value not in ("frac", "sqrt")) or not self._starts_factor(
                 kind, value
             ):
+                break
+            if name in _TRIG and value == "(" and self.tokens[self.at - 1][0] == "sym":
+                # `\cos x(2\sin x+1)` is a product.
                 break
             node = ("*", node, self._power())
         # `\sin x/2` is read as sin(x)/2; `\sin \pi/6` is an angle, as everybody writes it.
@@ -745,6 +767,8 @@ class Parser:
                 node = self._sum()
                 if self._peek()[0] == "rel" or self._is("="):
                     self.at += 1
+                    if node == ("const", "i"):
+                        node = ("sym", "i", None)
                     if node[0] != "sym":
                         raise ParseError("an index that is not a letter")
                     index = node[1]
@@ -755,7 +779,16 @@ class Parser:
             else:
                 low = node
         body = self._product()
+        if index == "i":
+            # An index named i is no imaginary unit.
+            body = _renamed(body, ("const", "i"), ("sym", "i", None))
         return ("bound", operator, index, low, high, body)
+
+
+def _renamed(node: Node, old: Node, new: Node) -> Node:
+    if node == old:
+        return new
+    return tuple(_renamed(part, old, new) if isinstance(part, tuple) else part for part in node)
 
 
 def _is_constant(node: Node) -> bool:

@@ -18,14 +18,14 @@ import re
 from dataclasses import dataclass
 
 _SPECIAL = re.compile(
-    r"<\|[^<>|\s]{1,40}\|>|</?s>|<eos>|<bos>|<pad>|<(?:start|end)_of_turn>|\[/?INST\]"
+    r"<\|[^<>|\s]{1,40}\|>|</?s>|<eos>|<bos>|<pad>|<(?:start|end)_of_turn>|\[/?INST\]|<<[^<>\n]{1,200}>>"
 )
 _BRACE = re.compile(r"[{}]")
 _BOX_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{1,3}(-?\d[\d,.]*|[A-Za-z])(?![A-Za-z\d])")
 _SPELLINGS = ("answer", "Answer", "ANSWER")
 _PHRASE = re.compile(
-    r"\banswer\b[*_`\"']{0,4}(?:\s(?:to|for|of)\s[^.:=\n]{1,60}?)?\s{0,4}"
+    r"(?<![A-Za-z])answer(?![A-Za-z])[*_`\"']{0,4}(?:\s(?:to|for|of)\s[^.:=\n]{1,60}?)?\s{0,4}"
     r"(?:(?::|=|\b(?:is|are|was|equals|would\s{1,2}be|will\s{1,2}be|must\s{1,2}be|should\s{1,2}be)\b)"
     r"[*_`]{0,4}\s{0,4}){1,3}",
     re.IGNORECASE,
@@ -35,11 +35,12 @@ _LEAD = re.compile(
     r"[*_]{0,3}(?:so |thus |therefore |hence |the |final |correct |my ){0,4}" + _PHRASE.pattern,
     re.IGNORECASE,
 )
+_SO = re.compile(r"(?:so|thus|hence|therefore),?\s+(?=[-$\\]?\d)", re.IGNORECASE)
 _HEADING = re.compile(
     r"[*_]{0,3}(?:the )?(?:final |correct )?answer\s?[:.]?[*_]{0,3}:?", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(
-    r"(?<!\\)(?<!\bsq)(?<!\bcu)(?<!\bft)(?<!\bin)[.!?](?=\s|$|[*_\"'`]{1,3}(?:\s|$))"
+    r"(?<!\\)(?<!\bsq)(?<!\bcu)(?<!\bft)(?<!\bin)[.!](?=\s|$|[*_\"'`]{1,3}(?:\s|$))"
 )
 # What explains an answer is not part of it: "5 because 2 + 3 = 5", "72, altogether", "42 and that
 # is all there is to say".
@@ -50,7 +51,8 @@ _CLAUSE = re.compile(
 # What follows a formula in dollars after a comma or in brackets, if it offers nothing else.
 _REMARK = re.compile(r"\s*[,;(](?!\s*(?:or|and|but|not)\b)[^\d$\\]*", re.IGNORECASE)
 _TALK = re.compile(
-    r"([^\s,]*\d[^\s,]*)(?:,\s+(?!or\b|and\b)[A-Za-z][A-Za-z' ]*|\s+"
+    r"([^\s,;:]*\d[^\s,;:]*)(?:[,;:]\s+(?!(?:or|and|but|not|no|maybe|perhaps|possibly)\b)"
+    r"[A-Za-z][A-Za-z' ]*|\s+"
     r"(?!or\b|million|billion|thousand|hundred)[A-Za-z][A-Za-z',;-]*(?:\s+[A-Za-z',;-]+){4,})"
 )
 _PROSE = re.compile(r"[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}\s{1,4}[A-Za-z]{2,}")
@@ -161,7 +163,7 @@ def _after_hash(text: str, start: int, source: str = "hash") -> Extracted:
     if _HEADING.fullmatch(line.strip()):
         line, newline, _ = after.lstrip().partition("\n")
     answer = first_sentence(_SPECIAL.sub("", line).strip())
-    phrase = _PHRASE.match(answer) or _LEAD.match(answer)
+    phrase = _PHRASE.match(answer) or _LEAD.match(answer) or _SO.match(answer)
     if phrase is not None:
         answer = answer[phrase.end() :]
     return Extracted(answer, source, at_end=not newline)

@@ -258,6 +258,7 @@ def worth_asking(answer: str, gold: str) -> bool:
             or text.count("^") > 4
             or text.count("{") > 30
             or not text.isascii()
+            or not _is_balanced(text)
         ):
             return False
         if _REFUSED.search(bare) or not any(mark.isalnum() for mark in bare):
@@ -266,3 +267,9 @@ def worth_asking(answer: str, gold: str) -> bool:
     if not names[0] or not names[0] | names[1] <= _KNOWN:
         return False
     return not names[0] & _HEAVY - names[1]
+
+
+def _is_balanced(text: str) -> bool:
+    """As many brackets open as close; `[0,1)` is balanced."""
+    openings = sum(text.count(mark) for mark in ("(", "[", "{", "\\lfloor", "\\lceil"))
+    return openings == sum(text.count(mark) for mark in (")", "]", "}", "\\rfloor", "\\rceil"))

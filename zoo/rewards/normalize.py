@@ -22,24 +22,29 @@ _CHARACTERS = {
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∑": r"\sum ",
     "∫": r"\int ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ",
     "ε": r"\epsilon ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ",
-    "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "€": "",
-    "£": "", "¥": "", "₹": "", "₩": "", "¢": r"\text{ cents}", "￥": "", "‰": "", "…": r"\ldots ",
+    "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "€": r"\$",
+    "£": r"\$", "¥": r"\$", "₹": r"\$", "₩": r"\$", "￥": r"\$", "¢": r"\text{ cents}",
+    "‰": r"\cdot 10^{-3}", "…": r"\ldots ",
     "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u2002": " ",
     "\u2003": " ", "\u3000": " ", "，": ",", "。": ".", "：": ":", "；": ";", "⋯": r"\cdots ",
 }  # fmt: skip
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])?")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_SMALL_FRACTION = re.compile(r"([⁰¹²³⁴-⁹]+)[⁄∕/]([₀-₉]+)")
 _POWER = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _INDEX = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 _MATH_BRACKET = re.compile(r"(?<!\\)\\[()\[\]]")
-_CURRENCY = re.compile(r"\\(?:\$|pounds|pound|euro|EUR|yen|rupee|textdollar|texteuro)(?![A-Za-z])")
+_SIGN = r"\\?\$|\\(?:pounds?|euro|EUR|yen|rupee|textdollar|texteuro)(?![A-Za-z])"
+# A sign between two digits (5€60) is no decoration: it is left, and makes the text unreadable.
+_CURRENCY = re.compile(rf"(?<=\d)\s*(?:{_SIGN})\s*(?=\d)|({_SIGN})")
 
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 
 # Commands whose argument is not part of the value, and layout around it.
 _DECORATION = re.compile(
     r"\\(?:[hv]?phantom|[hv]space\*?|textcolor|color|colorbox|tag\*?|label)\s*\{[^{}]*\}"
-    r"|\b(?:US|AU|CA|HK|NZ)\s*(?=\\?\$\s?\d)|^Rs\.?\s*(?=\d)"
+    r"|\\[hv]?phantom\s*[-+=\d]|\\(?:left|right)\s*\."
+    r"|\b(?:US|AU|CA|HK|NZ)\s*(?=\\?\$\s?\d)|^Rs\.?\s*(?:\\,)?\s*(?=\d)"
 )
 _ORDINAL = re.compile(
     r"(?<=\d)(?:\s*\^\s*\{\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}|\s*\^\s*\{(?:st|nd|rd|th)\}"
@@ -48,6 +53,8 @@ _ORDINAL = re.compile(
 _DEGREE = re.compile(
     r"(?<=[\d}])\s*\^\s*(?:o(?![A-Za-z])|\{o\}|\{\\(?:text|mathrm)\{o\}\}|\\(?:text|mathrm)\{o\})"
 )
+# `6x10^3`: a letter for the sign.
+_LETTER_TIMES = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\^)")
 _NOT = re.compile(r"\\not\s*(=|\\in\b)")
 _DIGITS = r"(?<![\d.])\d{1,3}(?:%s\d{3})+(?!\d)"
 _LATEX_GROUPS = re.compile(_DIGITS % r"\s*(?:,\s*\\!|\{,\}|\\[,!:;]|')\s*")
@@ -70,7 +77,10 @@ def clean(text: str) -> str:
     text = text.strip()
     if text[:2] in ("**", "__"):
         text = text.replace(text[:2], "").strip()
-    elif text[:1] in ("*", "_") and text[-1:] == text[:1]:
+    if text[-2:] in ("**", "__"):
+        # The emphasis began before the answer: `**Answer: 5**`.
+        text = text[:-2].rstrip()
+    if text[:1] in ("*", "_") and text[-1:] == text[:1]:
         text = text[1:-1].strip()
     if "\\" in text or "$" in text or text.startswith("Rs"):
         text = _DECORATION.sub(" ", text)
@@ -78,9 +88,11 @@ def clean(text: str) -> str:
     if "^" in text or "t" in text or "d" in text:
         text = _DEGREE.sub(r"^\\circ ", _ORDINAL.sub("", text))
     if "$" in text or "\\" in text:
-        text = _CURRENCY.sub("", text).replace("$", " ")
+        text = _CURRENCY.sub(lambda match: " " if match[1] else "$", text)
         text = _MATH_BRACKET.sub(" ", text)
     text = text.strip(' \t\r\n`"')
+    if "10^" in text:
+        text = _LETTER_TIMES.sub(r"\\times ", text)
     if ".m" in text or ". m" in text:
         text = _MERIDIEM.sub(r"\1m", text)
     while text:
@@ -88,7 +100,8 @@ def clean(text: str) -> str:
             # `\,` and friends are spaces, not punctuation.
             cut = 2 if text.endswith("\\\\") or text[-2:-1] == "\\" else 1
             text = text[:-cut].rstrip()
-        elif text[-1] == "." and text[-2:] != "..":
+        elif (text[-1] == "." and text[-2:] != "..") or text[-1] == "\\":
+            # A lone backslash is what stripping leaves of `\\ `.
             text = text[:-1].rstrip()
         else:
             break
@@ -130,7 +143,10 @@ def word_key(text: str) -> str:
     if "\\" in text:
         text = _WRAPPER.sub(" ", text)
     words = " ".join(text.replace("{", " ").replace("}", " ").replace("~", " ").split())
-    words = words.strip(" .,;:!?\"'`*")
+    words = words.strip(' .,;:!?"`*').removeprefix("'")
+    if text.startswith("'"):
+        # A quotation mark is closed; a prime (`a'`) belongs to the name.
+        words = words.removesuffix("'")
     if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
         words = words[1:-1].strip()
     elif len(words) == 2 and words[1] in ").:":
@@ -154,6 +170,9 @@ def _to_latex(text: str) -> str:
     for character, (upper, lower) in _FRACTIONS.items():
         if character in text:
             text = text.replace(character, rf" \frac{{{upper}}}{{{lower}}}")
+    text = _SMALL_FRACTION.sub(
+        lambda match: unicodedata.normalize("NFKC", rf" \frac{{{match[1]}}}{{{match[2]}}}"), text
+    )
     text = _ROOT.sub(
         lambda match: _ROOTS[match[1]] + (f"{{{match[2]}}}" if match[2] else " "), text
     )
