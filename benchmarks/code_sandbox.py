@@ -5,12 +5,15 @@
 Hostile programs: `data/code/hostile.jsonl` of the shared folder; verdict, time, files made and
 processes left. Reference solutions of MBPP and HumanEval must score 1. Mutants of them must score 0
 where the tests can tell: the oracle is the plain assertion, run beside the code, of a program that
-does not cheat.
+does not cheat. Every mutant that scores 1, and every one on which the two disagree, is listed in
+`survivors.csv` beside the page, with the first call of the tests whose value it changes: without
+one it is no different to the tests, with one the assertion itself allows the other value.
 """
 
 import argparse
 import ast
 import collections
+import csv
 import functools
 import gzip
 import json
@@ -26,7 +29,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zoo.rewards.code import CodeVerdict, cores, run_asserts, run_check, run_many, run_tests
+from zoo.rewards._plain import Malformed, decode, same
+from zoo.rewards.code import (
+    CodeVerdict,
+    _assertions,
+    _check_function,
+    cores,
+    run_asserts,
+    run_check,
+    run_many,
+    run_tests,
+)
 from zoo.rewards.sandbox import isolation_report, run_program
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -82,11 +95,32 @@ def other_constant(code: str, draw: random.Random) -> str | None:
     return ast.unparse(tree)
 
 
+def changed_line(code: str, mutant: str) -> str:
+    """The first line that differs, before and after."""
+    before, after = (ast.unparse(ast.parse(c)).splitlines() for c in (code, mutant))
+    pairs = (p for p in zip(before, after, strict=False) if p[0] != p[1])
+    return " → ".join(line.strip() for line in next(pairs, ("", after[-1])))
+
+
+def changed_value(code: str, mutant: str, steps: list[tuple[str, str]]) -> str:
+    """The first call of the tests that gives another value; "" where all give the same."""
+    runs = [run_program(c, steps, timeout=10.0).messages for c in (code, mutant)]
+    sources = [source for _, source in steps] + ["done"]
+    for source, (_, one), (_, other) in zip(sources, *runs, strict=False):
+        try:
+            equal = same(decode(one), decode(other))
+        except Malformed:
+            equal = one == other
+        if not equal:
+            return f"{source}: {one[:60]} → {other[:60]}".replace("\n", " ")[:200]
+    return "" if len(runs[0]) == len(runs[1]) else "ends otherwise"
+
+
 # ------------------------------------------------------------------ data sets
 
 
 def mbpp(shared: Path) -> list[dict[str, Any]]:
-    """{code, name, score(code) → verdict, asserts} for each problem."""
+    """{id, code, name, score(code) → verdict, asserts, steps} for each problem."""
     problems = []
     for line in (shared / "data/code/mbpp.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -96,10 +130,13 @@ def mbpp(shared: Path) -> list[dict[str, Any]]:
         setup = row["test_setup_code"]
         problems.append(
             {
+                "id": f"MBPP/{row['task_id']}",
                 "code": row["code"],
                 "name": next((n for n in names if n in defined), names[0]),
                 "score": functools.partial(_mbpp_score, tests=row["test_list"], setup=setup),
                 "asserts": "\n".join([setup, *row["test_list"]]),
+                "steps": [("exec", setup)] * bool(setup)
+                + [step for a in row["test_list"] for t in _assertions(a) for step in t.steps],
             }
         )
     return problems
@@ -117,10 +154,12 @@ def human_eval(shared: Path) -> list[dict[str, Any]]:
             name, test = row["entry_point"], row["test"]
             problems.append(
                 {
+                    "id": row["task_id"],
                     "code": row["prompt"] + row["canonical_solution"],
                     "name": name,
                     "score": functools.partial(_human_eval_score, test=test, name=name),
                     "asserts": f"{test}\ncheck({name})",
+                    "steps": [step for t in _check_function(test, name) for step in t.steps],
                 }
             )
     return problems
@@ -140,7 +179,10 @@ def plain_assertions_hold(code: str, asserts: str, timeout: float) -> bool:
 
 
 def measure_problems(problems: list[dict[str, Any]], every: int, seed: int = 0) -> dict[str, Any]:
-    """Scores of all references, and of the mutants of every n-th beside the oracle's verdicts."""
+    """Scores of all references, and of the mutants of every n-th beside the oracle's verdicts.
+
+    `survivors` has a row for each mutant that scored 1 or on which the two disagree.
+    """
     jobs = [functools.partial(p["score"], p["code"], timeout=60.0) for p in problems]
     started = time.perf_counter()
     references = run_many(jobs)
@@ -156,6 +198,7 @@ def measure_problems(problems: list[dict[str, Any]], every: int, seed: int = 0) 
         "cheatable": sum(v.cheatable > 0 for v in references),
         "per second": len(problems) / seconds,
         "mutants": {},
+        "survivors": [],
     }
     makers: dict[str, Callable[[dict[str, Any], random.Random], str | None]] = {
         "returns None": lambda p, draw: without_value(p["code"], p["name"]),
@@ -179,6 +222,25 @@ def measure_problems(problems: list[dict[str, Any]], every: int, seed: int = 0) 
             "not seen": sum(truth),
             "of these scored 1": pairs[True, 1.0],
         }
+        kept = [
+            (p, code, v, holds)
+            for (p, code), v, holds in zip(mutants, verdicts, truth, strict=True)
+            if v.score == 1.0 or holds
+        ]
+        jobs = [functools.partial(changed_value, p["code"], c, p["steps"]) for p, c, _, _ in kept]
+        changes = run_many(jobs)  # type: ignore[arg-type]
+        figures["survivors"] += [
+            {
+                "problem": p["id"],
+                "mutation": kind,
+                "line": changed_line(p["code"], code),
+                "assertions hold": holds,
+                "score": v.score,
+                "reason": v.reason,
+                "changed value": changed,
+            }
+            for (p, code, v, holds), changed in zip(kept, changes, strict=True)
+        ]
     return figures
 
 
@@ -264,8 +326,8 @@ def commit() -> str:
     return run.stdout.strip() or "none"
 
 
-def page(shared: Path, every: int, command: str) -> str:
-    """Measure everything and return the page as markdown."""
+def page(shared: Path, every: int, command: str) -> tuple[str, list[dict[str, Any]]]:
+    """Measure everything and return the page as markdown, and the surviving mutants."""
     lines = ["# Code reward: what it stops, what it lets through, what it costs", ""]
     lines += [f"Command: `{command}`  ", f"Commit: {commit()}  "]
     machine = f"{platform.machine()}, {cores()} cores, Linux {platform.release().split('-')[0]}"
@@ -294,19 +356,24 @@ def page(shared: Path, every: int, command: str) -> str:
 
     lines += ["## Reference solutions and mutants", ""]
     lines += ["| data | references | scored 1 | with a cheatable test |", "|---|---|---|---|"]
-    table, failed = [], []
+    table, failed, survivors = [], [], []
     for name, problems in (("MBPP", mbpp(shared)), ("HumanEval", human_eval(shared))):
         figures = measure_problems(problems, every)
         row = f"| {name} | {figures['references']} | {figures['passed']} | {figures['cheatable']} |"
         lines.append(row)
         failed += [f"- {name}, {fault}" for fault in figures["failed"]]
+        survivors += figures["survivors"]
         for kind, f in figures["mutants"].items():
             table.append(f"| {name} | {kind} | " + " | ".join(str(v) for v in f.values()) + " |")
+    unseen = [s for s in survivors if s["assertions hold"]]
     lines += ["", "| data | mutation | made | seen by the tests | of these scored 0 | not seen |"]
     lines[-1] += " of these scored 1 |"
     lines += ["|---|---|---|---|---|---|---|", *table, "", *failed]
     lines += [
         "Seen by the tests: the plain assertions, run beside the mutant, fail or take 2 s.",
+        f"Of the {len(unseen)} that they do not see (`survivors.csv`), "
+        f"{sum(not s['changed value'] for s in unseen)} return the reference's own value from "
+        "every call of the tests; the others return one that the assertion allows.",
         "",
     ]
 
@@ -315,7 +382,7 @@ def page(shared: Path, every: int, command: str) -> str:
     lines += ["|---|---|---|---|---|"]
     for workers, rate, median, high, cpu in measure_speed():
         lines.append(f"| {workers} | {rate:.0f} | {median:.0f} | {high:.0f} | {cpu:.0f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n", survivors
 
 
 def main() -> None:
@@ -328,9 +395,14 @@ def main() -> None:
     if not options.shared.is_dir():
         sys.exit(f"no shared data at {options.shared}: pass --shared or set ZOO_SHARED.")
     every = f" --every {options.every}" if options.every != 1 else ""
-    text = page(options.shared, options.every, f"python -m benchmarks.code_sandbox{every}")
+    command = f"python -m benchmarks.code_sandbox{every}"
+    text, survivors = page(options.shared, options.every, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
+    with open(options.out.with_name("survivors.csv"), "w", newline="") as file:
+        writer = csv.DictWriter(file, list(survivors[0]) if survivors else [])
+        writer.writeheader()
+        writer.writerows(survivors)
     print(text)
 
 

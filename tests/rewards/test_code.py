@@ -8,7 +8,9 @@ import gzip
 import json
 import math
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from hypothesis import strategies as st
 
 from zoo.rewards import sandbox
 from zoo.rewards._asserts import CannotSplit, Rejected, evaluate, literal, split_assert, unroll
-from zoo.rewards._plain import Malformed, decode, same
+from zoo.rewards._plain import Malformed, TooLarge, decode, same
 from zoo.rewards.code import (
     CodeReward,
     extract_code,
@@ -317,6 +319,20 @@ def test_output_on_every_stream_does_not_disturb_a_right_answer():
     assert run_tests(code, TESTS).score == 1.0
 
 
+def test_source_text_is_taken_as_an_editor_leaves_it():
+    for code in ("\ufeff" + ADD, ADD.replace("\n", "\r\n"), "\f" + ADD, "# coding: rot13\n" + ADD):
+        assert run_tests(code, TESTS).score == 1.0, repr(code)
+    tests = [{"stdin": "", "stdout": "3\r\n\r\n"}]
+    assert run_stdio("\ufeffprint(3, end='  \\n')", tests).score == 1.0
+
+
+@pytest.mark.parametrize("raised", ["ValueError('\\ud800\\x1b[31m\\0')", "KeyError('\\udcff')"])
+def test_what_a_program_says_can_be_written_anywhere(raised):
+    detail = run_tests(f"def add(a, b): raise {raised}", TESTS).detail
+    detail.encode()
+    assert detail.isprintable()
+
+
 def test_main_guard_and_dataclasses_work():
     code = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
@@ -388,6 +404,19 @@ def add(a, b):
 import ctypes
 def add(a, b): return None if ctypes.CDLL(None).unshare(0x10000000) == 0 else a + b
 """,
+    "memory of the kernel": """
+import ctypes, os
+libc = ctypes.CDLL(None)
+made = [libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 9, 0o1600)]
+made += [libc.memfd_create(b'x', 0)]
+import socket
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+    try: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+    except OSError: made.append(-1)
+    else: made.append(0)
+socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def add(a, b): return a + b if set(made) == {-1} else None
+""",
     "privileges": """
 import os
 def add(a, b):
@@ -396,6 +425,16 @@ def add(a, b):
         try: call()
         except OSError: continue
         if os.getuid() == 0: return None
+    return a + b
+""",
+    "limits of others": """
+import os, resource
+def add(a, b):
+    for pid in {1, os.getppid() or 1} - {os.getpid()}:
+        try: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
+        except OSError: continue
+        return None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     return a + b
 """,
     "signals to others": """
@@ -424,8 +463,6 @@ def add(a, b):
 
 @pytest.fixture
 def listener():
-    import socket
-
     with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
         tcp.bind(("127.0.0.1", 0))
         tcp.listen(4)
@@ -466,6 +503,20 @@ def test_memory_of_all_processes_together_is_bounded():
     )
     verdict = run_tests(code, TESTS, timeout=30.0, limits=Limits(memory_bytes=256 << 20))
     assert (verdict.score, verdict.reason) == (0.0, "memory")
+
+
+def test_buffers_of_sockets_count_as_memory():
+    if not isolated():
+        pytest.skip("no PID namespace on this machine")
+    # 250 descriptors take a table of 256, of which 192 count for 212,992 bytes each: 40.9 MB for a
+    # process, and 58 of them more than the limit of 1 GiB. One alone is within it.
+    code = (
+        "import os, time\nfor _ in range(COUNT):\n    if os.fork() == 0: break\n"
+        "for _ in range(240): os.dup(0)\nif COUNT: time.sleep(60)\n" + ADD
+    )
+    many = run_tests(code.replace("COUNT", "57"), TESTS, timeout=30.0)
+    assert (many.score, many.reason) == (0.0, "memory")
+    assert run_tests(code.replace("COUNT", "0"), TESTS, timeout=30.0).score == 1.0
 
 
 def test_files_share_one_quota():
@@ -605,8 +656,45 @@ def test_strict_refuses_without_isolation(monkeypatch):
     assert run_tests(ADD, TESTS).score == 1.0
 
 
+@pytest.mark.parametrize(
+    ("maps", "spare"),
+    [
+        # The machine's own root: every id but the last.
+        ([[range(2**32 - 1)], [range(2**32 - 1)]], range(2**30, 2**30 + 2**28)),
+        # A container of 65,536 ids: the upper half, without nobody (65,534).
+        ([[range(2**16)], [range(2**16)]], range(2**15, 65_534)),
+        # Groups end before users: what both have is [1, 20,001), its middle 10,001.
+        ([[range(1), range(1, 2**16)], [range(1), range(1, 20_001)]], range(10_001, 20_001)),
+        # Root alone, and no group for any other user: nothing to spare.
+        ([[range(1)], [range(1)]], None),
+        ([[range(2**16)], [range(1)]], None),
+    ],
+)
+def test_ids_for_programs_are_those_that_the_user_namespace_maps(maps, spare, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(sandbox, "_mapped_ids", lambda kind: maps[kind == "gid"])
+    assert sandbox._spare_ids.__wrapped__() == spare
+
+
+def test_root_of_a_container_without_privileges_isolates_all_the_same():
+    container = ["unshare", "-Ur"]
+    try:
+        subprocess.run([*container, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no user namespaces here")
+    script = (
+        "from zoo.rewards.code import run_tests\n"
+        f"print(run_tests({ADD!r}, {TESTS!r}, strict=True).score)"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [*container, sys.executable, "-c", script]
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.stdout == "1.0\n", run.stderr
+
+
 def test_a_lost_layer_warns(monkeypatch):
     monkeypatch.setattr(sandbox, "_broken", {})
+    monkeypatch.setattr(sandbox, "_working", set())
     real = sandbox._attempt
 
     def attempt(backend, *rest):
@@ -625,6 +713,35 @@ def test_a_sandbox_that_cannot_start_abstains(monkeypatch):
     monkeypatch.setattr(sandbox, "_attempt", lambda *rest: failed)
     verdict = run_tests(ADD, TESTS)
     assert (verdict.score, verdict.reason) == (None, "sandbox")
+
+
+def test_a_layer_that_worked_is_not_given_up_for_a_moment_without_resources(monkeypatch):
+    assert run_tests(ADD, TESTS, strict=isolated()).score == 1.0
+    broken, real, failures = dict(sandbox._broken), sandbox._attempt, [1, 1]
+
+    def attempt(*arguments):
+        if failures:
+            failures.pop()
+            return sandbox.Outcome("unsupported", detail="No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(sandbox, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(sandbox, "_attempt", attempt)
+    assert run_tests(ADD, TESTS, strict=isolated()).score == 1.0
+    # One that stays away is an abstention, not a verdict from a weaker layer.
+    failures += [1] * 100
+    verdict = run_tests(ADD, TESTS, strict=isolated())
+    assert (verdict.score, verdict.reason) == (None, "sandbox")
+    assert "No space left" in verdict.detail
+    assert sandbox._broken == broken
+
+
+def test_a_caller_out_of_descriptors_gets_an_abstention_and_loses_none(monkeypatch):
+    monkeypatch.setattr(sandbox, "PAUSES", (0.0,))
+    monkeypatch.setattr(os, "pipe", lambda: os.open("/does/not/exist", os.O_RDONLY))
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    assert run_tests(ADD, TESTS).score is None
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_report_names_every_layer():
@@ -651,7 +768,90 @@ def test_same_verdicts_from_threads_and_event_loop():
     assert [v.score for v in asyncio.run(gather())] == [score for _, score in jobs]
 
 
+CALLERS = {
+    # Numbers past 1,024, which select cannot take.
+    "many open files": """
+import resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+files = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]
+""",
+    # The kernel then reaps children itself, and hands their exit statuses to nobody.
+    "ignores its children": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "reaps all children": """
+def reap():
+    while True:
+        try: os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError: pass
+        time.sleep(0.0005)
+threading.Thread(target=reap, daemon=True).start()
+""",
+    "blocks signals": "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))",
+    # A child forked between the making of the pipes and their closing holds every end of them.
+    "forks meanwhile": """
+class Popen(subprocess.Popen):
+    def __init__(self, *a, **k):
+        if os.fork() == 0:
+            for fd in (0, 1, 2, out): os.close(fd)
+            time.sleep(10)
+            os._exit(0)
+        super().__init__(*a, **k)
+subprocess.Popen = Popen
+""",
+    "has no standard streams": "os.close(0)",
+}
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_verdicts_do_not_depend_on_the_state_of_the_caller(name):
+    script = f"""
+import os, signal, subprocess, sys, threading, time
+from zoo.rewards.code import run_stdio, run_tests
+out = os.dup(1)
+{CALLERS[name]}
+started = time.monotonic()
+test = [{{"stdin": "", "stdout": "3"}}]
+strict = {isolated()}
+late = "import signal, time; signal.signal(signal.SIGALRM, lambda *a: print(3)); signal.alarm(1)"
+verdicts = [
+    run_tests("def f(): return 3", [{{"call": "f()", "expected": "3"}}], strict=strict),
+    run_stdio("print(3)", test, strict=strict),
+    run_stdio("print(3); raise SystemExit(1)", test, strict=strict),
+    run_stdio("print(3, flush=True); import os; os.abort()", test, strict=strict),
+    run_stdio(late + "; time.sleep(1.5)", test, strict=strict),
+]
+seconds = time.monotonic() - started
+os.write(out, repr(([v.score for v in verdicts], seconds < 9)).encode())
+os._exit(0)
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    run = subprocess.run([sys.executable, "-"], input=script.encode(), env=env, capture_output=True)
+    assert run.stdout.decode() == "([1.0, 1.0, 0.0, 0.0, 1.0], True)", run.stderr.decode()
+
+
+def test_a_hanging_program_takes_nobody_elses_time():
+    # Ten programs hang for all of their second; 30 others in the same pool of threads are right,
+    # and their own time begins when they do.
+    hang, right = "while True: pass", "import time\ntime.sleep(0.2)\n" + ADD
+    codes = [hang if i % 4 == 0 else right for i in range(40)]
+    jobs = [functools.partial(run_tests, code, TESTS, timeout=1.0) for code in codes]
+    started = time.monotonic()
+    verdicts = run_many(jobs, workers=4)
+    assert [v.reason for v in verdicts] == ["timeout" if c is hang else "passed" for c in codes]
+    # Ten times 1 s and 30 times 0.2 s on four threads are 4 s; the rest is a loaded machine's.
+    assert time.monotonic() - started < 30
+
+
 def test_tests_that_cannot_be_used_are_errors_of_the_data():
+    for test in ({"call": "f()"}, {"call": "f()", "expected": 3}, "f() == 3"):
+        with pytest.raises(ValueError, match=r"got tests\[0\]"):
+            run_tests(ADD, [test])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="tests must be"):
+        run_tests(ADD, {"call": "f()", "expected": "3"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="asserts must be a list"):
+        run_asserts(ADD, "assert add(1, 2) == 3")
+    with pytest.raises(TypeError, match="code must be a str"):
+        run_tests(None, TESTS)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="without tests"):
         run_tests(ADD, [])
     with pytest.raises(ValueError, match="not plain data"):
@@ -747,17 +947,62 @@ def test_malformed_results_are_refused(payload):
         decode(payload)
 
 
-def test_colliding_elements_do_not_hang_the_caller():
-    # Integers hash to themselves modulo 2⁶¹ − 1: these 100,000 all hash to 0, and a set of them
-    # would take 10¹⁰ comparisons.
-    prime = (1 << 61) - 1
-    text = ",".join('{"i":"' + hex(prime * i) + '"}' for i in range(1, 100_001))
-    started = time.monotonic()
+PRIME = (1 << 61) - 1  # integers hash to themselves modulo this
+
+
+def test_colliding_elements_do_not_hang_the_caller(monkeypatch):
+    monkeypatch.setattr("zoo.rewards._plain.HASHING_SECONDS", 0.3)
+    # These 100,000 all hash to 0, and a set of them would take 10¹⁰ comparisons.
+    text = ",".join('{"i":"' + hex(PRIME * i) + '"}' for i in range(1, 100_001))
+    started = time.thread_time()
     pairs = ",".join(f"[{i},0]" for i in text.split(","))
     for tag, body in (('{"s":[%s]}', text), ('{"z":[%s]}', text), ('{"d":[%s]}', pairs)):
-        with pytest.raises(Malformed, match="share hashes"):
+        with pytest.raises(TooLarge, match="too long to build"):
             decode(tag % body)
-    assert time.monotonic() - started < 5
+    # The same numbers in a list, of which the assertion makes a set here.
+    values = decode(f"[{text}]")
+    for source in ("set(_0) == {1}", "frozenset(_0) == {1}", "dict([(i, 1) for i in _0]) == {}"):
+        with pytest.raises(Rejected, match=r"too long to build|turns"):
+            evaluate(ast.parse(source, mode="eval").body, {"_0": values})
+    assert time.thread_time() - started < 8
+
+
+def test_sets_of_sets_that_collide_do_not_hang_the_caller(monkeypatch):
+    monkeypatch.setattr("zoo.rewards._plain.HASHING_SECONDS", 0.3)
+    # 200 sets that differ in their last element alone, all with one hash: 20,000 pairs, and each
+    # comparison of two of them makes some 61²/2 of their elements.
+    inner = [
+        '{"z":[' + ",".join('{"i":"' + hex(PRIME * j) + '"}' for j in [*range(60), 99 + i]) + "]}"
+        for i in range(200)
+    ]
+    started = time.thread_time()
+    with pytest.raises(TooLarge, match="too long to build"):
+        decode('{"s":[' + ",".join(inner) + "]}")
+    assert time.thread_time() - started < 4
+
+
+def test_elements_that_share_hashes_by_nature_are_no_offence():
+    # hash(−1) = hash(−2), so a grid of points holds many pairs and eights that collide.
+    grid = {(x, y, z) for x in range(-5, 5) for y in range(-5, 5) for z in range(-5, 5)}
+    assert same(decode(load_encoder()(grid)), grid)
+    many = set(random.Random(0).sample(range(10**9), 100_000))
+    assert same(decode(load_encoder()(many)), many)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "[" + "[]," * (5 << 20) + "0]",
+        "[" + '{"q":[]},' * 1_500_000 + "0]",
+        "[" + '{"s":[]},' * 1_500_000 + "0]",
+    ],
+    ids=["lists", "deques", "sets"],
+)
+def test_values_whose_parts_outweigh_their_text_are_refused(payload):
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(TooLarge):
+        decode(payload)
+    assert psutil.Process().memory_info().rss - before < 400 << 20
 
 
 def test_same_tells_types_apart():
@@ -766,7 +1011,21 @@ def test_same_tells_types_apart():
     assert not same({1: 1.0}, {1: 1})
     assert not same({1: 0}, {True: 0})
     assert same([math.nan], [math.nan])
+    assert same({math.nan, 1}, {1, math.nan})
+    assert not same({math.nan, float("nan")}, {math.nan, 1})
+    assert same({1: [{2: {3}}]}, {1: [{2: {3}}]})
+    assert not same({1: [{2: {3}}]}, {1: [{2: {3.0}}]})
+    assert same(complex(math.nan, 1), complex(math.nan, 1))
     assert same(0.0, -0.0)
+
+
+def test_a_value_is_read_no_further_than_it_agrees():
+    # 200 levels of the same list twice are 2²⁰⁰ leaves.
+    value: list = []
+    for _ in range(200):
+        value = [value, value]
+    assert not same([1, value], [2, value])
+    assert not same([value, 1], [[], 1])
 
 
 # ------------------------------------------------------------------ assertions taken apart
@@ -784,6 +1043,7 @@ def test_same_tells_types_apart():
         ("f(1).lower() == 'a'", ["f(1).lower()"], "_0 == 'a'"),
         ("sum(1, 2) == 3", ["sum(1, 2)"], "_0 == 3"),
         ("f(math.pi) == math.pi", ["f(math.pi)"], "_0 == math.pi"),
+        ("type(f(1)) is list", ["f(1)"], "type(_0) is list"),
         ("len(f()) == 2 and f() == 'ab'", ["f()", "f()"], "len(_0) == 2 and _1 == 'ab'"),
     ],
 )
@@ -801,11 +1061,13 @@ def test_only_the_call_is_sent(source, calls, template):
         "all(f(i) == i for i in range(3))",
         "(lambda x: x == 1)(f(1))",
         "sum(f(i) for i in range(3)) == 3",
+        "abs(f(1) - g(1)) < 1e-6",
+        "math.isclose(f(1), g(1))",
     ],
 )
 def test_what_the_code_itself_decides_is_marked_cheatable(source):
     assert split_assert(ast.parse(source, mode="eval").body).cheatable
-    code = "def f(x):\n    return x\ng = f"
+    code = "import math\ndef f(x):\n    return x\ng = f"
     verdict = run_asserts(code, [f"assert {source}"])
     assert (verdict.score, verdict.cheatable) == (1.0, 1)
 
@@ -824,6 +1086,7 @@ def test_what_the_code_itself_decides_is_marked_cheatable(source):
         "[i ** 2 for i in range(5) if i % 2 != 0 and i > 0]",
         "-2 ** 2 + ~1 << 3 >> 1",
         "'ab' * 2 + str(12)",
+        "type([]) is list and type(1) == int and type(True) is not int",
     ],
 )
 def test_the_small_interpreter_agrees_with_python(source):
@@ -844,6 +1107,8 @@ def test_the_small_interpreter_agrees_with_python(source):
         "1 < 'a'",
         "math.sqrt(-1)",
         "sorted([1, 'a'])",
+        "bytes(10 ** 9)",
+        "sum([[1]] * 10000, [])",
     ],
 )
 def test_the_small_interpreter_is_bounded(source):
@@ -872,6 +1137,28 @@ def test_assertions_compare_as_python_does():
     assert run_asserts("def f(x):\n    return x * 2.0", ["assert f(2) == 4"]).score == 1.0
     assert run_asserts("def f(x):\n    return [x]", ["assert f(2) == (2,)"]).score == 0.0
     assert run_asserts("def f(x):\n    return x", ["assert f(2) < 'a'"]).reason == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("body", "source", "score"),
+    [
+        ("yield from range(n)", "list(f(3)) == [0, 1, 2]", 1),
+        ("yield from range(n)", "list(f(3)) == [0, 1]", 0),
+        ("yield from range(n)", "sum(f(4)) == 6 and max(f(4)) == 3 and len(list(f(4))) == 4", 1),
+        ("return dict.fromkeys(range(n)).keys()", "sorted(f(3), reverse=True) == [2, 1, 0]", 1),
+        ("return map(str, range(n))", "set(f(2)) == {'0', '1'}", 1),
+        ("return zip(range(n), 'ab')", "dict(f(2)) == {0: 'a', 1: 'b'}", 1),
+        ("return [1, 2]", "tuple(f(2)) == (1, 2)", 1),
+        ("yield from range(n)", "f(3) == [0, 1, 2]", 0),
+        ("while True: yield 1", "list(f(3)) == [0, 1, 2]", 0),
+        ("return object()", "list(f(3)) == [0, 1, 2]", 0),
+    ],
+)
+def test_of_an_iterator_the_items_are_compared_where_the_assertion_asks_for_them(
+    body, source, score
+):
+    verdict = run_asserts(f"def f(n):\n    {body}", [f"assert {source}"], timeout=1.0)
+    assert (verdict.score, verdict.cheatable) == (score, 0)
 
 
 def test_setup_code_runs_after_the_code_and_before_the_calls():
@@ -918,6 +1205,7 @@ def test_scripts_are_judged_by_what_they_print():
     [
         ("print(7); raise ValueError", "error"),
         ("print(7); import sys; sys.exit(1)", "error"),
+        ("print(7); exit(1)", "error"),
         ("print(7); import os; os.kill(os.getpid(), 9)", "crashed"),
         ("print(7", "syntax"),
         ("while True: print('7' * 1000)", "output_limit"),
@@ -933,6 +1221,8 @@ def test_scripts_that_fail_after_the_right_output_score_zero(code, reason):
     "code",
     [
         "import sys; print(7); sys.exit(0)",
+        "print(7); exit()",
+        "print(7)\nif True: quit(0)",
         "import atexit; atexit.register(print, 7)",
         "import threading; threading.Timer(0.1, lambda: print(7)).start()",
         "import sys; sys.stdout.write('7')",
@@ -943,6 +1233,19 @@ def test_scripts_that_fail_after_the_right_output_score_zero(code, reason):
 )
 def test_scripts_end_as_python_ends_them(code):
     assert run_stdio(code, [{"stdin": "", "stdout": "7"}], timeout=5.0).score == 1.0
+
+
+def test_a_scripts_error_is_shown_as_python_shows_it():
+    verdict = run_stdio("def f():\n    1 / 0\n\nf()", [{"stdin": "", "stdout": ""}])
+    assert verdict.detail.startswith("Traceback (most recent call last):\n")
+    frames = [line for line in verdict.detail.splitlines() if "File" in line]
+    assert frames == [
+        '  File "solution.py", line 4, in <module>',
+        '  File "solution.py", line 2, in f',
+    ]
+    assert verdict.detail.endswith("ZeroDivisionError: division by zero")
+    broken = run_stdio("print(1", [{"stdin": "", "stdout": ""}]).detail
+    assert broken.startswith('File "solution.py", line 1')
 
 
 def test_large_input_and_output_pass_through():

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from zoo.rewards._plain import Stopwatch
+
 MAX_LENGTH = 1_000_000  # of what a template may build
 MAX_BITS = 1 << 16  # of an integer in a product or power
 MAX_TURNS = 1000  # of all loops of a test together
@@ -32,6 +34,8 @@ class Check:
 
     Attributes:
         calls: expressions to evaluate beside the code, in order; their values are `_0`, `_1`, …
+        iterated: for each call, whether only its items matter, as in `list(f(3)) == [0, 1, 2]`: it
+            may then give a generator or another iterable that is no plain data.
         template: an expression over those names; true where the assertion holds.
         cheatable: the code's process decides the verdict, or makes the value it is compared with.
     """
@@ -39,6 +43,7 @@ class Check:
     calls: tuple[str, ...]
     template: ast.expr
     cheatable: bool = False
+    iterated: tuple[bool, ...] = ()
 
     def holds(self, values: list[Any]) -> bool:
         """Whether the assertion holds on decoded values of the calls.
@@ -61,12 +66,22 @@ def split_assert(test: ast.expr) -> Check:
     if lifter.opaque:
         whole = f"bool({ast.unparse(test)})"
         return Check((whole,), ast.Name("_0", ast.Load()), cheatable=True)
-    made_there = any(
-        all(_mentions_value(side) for side in (node.left, *node.comparators))
-        for node in ast.walk(template)
-        if isinstance(node, ast.Compare)
-    )
-    return Check(tuple(lifter.calls), template, cheatable=made_there)
+    made_there = any(all(map(_mentions_value, sides)) for sides in _compared(template))
+    iterated = tuple(i in lifter.iterated for i in range(len(lifter.calls)))
+    return Check(tuple(lifter.calls), template, made_there, iterated)
+
+
+def _compared(template: ast.expr) -> list[tuple[ast.expr, ...]]:
+    """The sides of each comparison; a difference and `isclose` compare too."""
+    sides: list[tuple[ast.expr, ...]] = []
+    for node in ast.walk(template):
+        if isinstance(node, ast.Compare):
+            sides.append((node.left, *node.comparators))
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            sides.append((node.left, node.right))
+        elif isinstance(node, ast.Call) and _dotted(node.func) == "math.isclose":
+            sides.append(tuple(node.args))
+    return [s for s in sides if s]
 
 
 def _called_first(test: ast.expr) -> str:
@@ -163,6 +178,7 @@ class _Lifter(ast.NodeTransformer):
     def __init__(self, under_test: str = "") -> None:
         self.under_test = under_test  # a built-in's name that here is the code's own
         self.calls: list[str] = []
+        self.iterated: set[int] = set()  # numbers of calls of which only the items matter
         self.opaque = False  # a lifted expression holds a comparison, so the verdict is made there
 
     def visit(self, node: ast.AST) -> Any:
@@ -174,6 +190,9 @@ class _Lifter(ast.NodeTransformer):
             if _safe_function(node.func) is None or (node.keywords and not _safe_keywords(node)):
                 return self.lift(node)
             node.args = [self.visit(a) for a in node.args]
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            if name in ITERATING and len(node.args) == 1 and isinstance(node.args[0], ast.Name):
+                self.iterated |= {len(self.calls) - 1} if node.args[0].id.startswith("_") else set()
             for keyword in node.keywords:
                 keyword.value = self.visit(keyword.value)
             return node
@@ -290,10 +309,18 @@ def _call(node: ast.Call, names: dict[str, Any]) -> Any:
     keywords = {k.arg: evaluate(k.value, names) for k in node.keywords if k.arg}
     if any(isinstance(a, range) and len(a) > MAX_LENGTH for a in arguments):
         raise Rejected("a range too long")
+    if function is bytes and any(isinstance(a, int) and a > MAX_LENGTH for a in arguments):
+        raise Rejected("bytes too long")
+    if function is sum and len(arguments) > 1 and len(arguments[0]) > MAX_TURNS:
+        raise Rejected("a sum of too many sequences")  # each is copied as often as one follows
     try:
         return function(*arguments, **keywords)
     except ValueError as error:
         raise Rejected(f"ValueError: {error}") from None
+
+
+def _pairs(x: Any) -> Any:
+    return x.items() if isinstance(x, dict) else x
 
 
 def _attribute(node: ast.Attribute, names: dict[str, Any]) -> Any:
@@ -362,12 +389,22 @@ TYPES: dict[str, Any] = {
     t.__name__: t
     for t in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)
 }
+# Where only the items of an argument matter.
+ITERATING = ("all", "any", "dict", "frozenset", "len", "list", "max", "min", "set", "sorted")
+ITERATING += ("sum", "tuple")
 FUNCTIONS: dict[str, Callable[..., Any]] = TYPES | {
     f.__name__: f for f in (abs, all, any, isinstance, len, max, min, range, round, sorted, sum)
 }
+FUNCTIONS |= {"type": lambda x: type(x)}
 FUNCTIONS |= {
     f"math.{n}": getattr(math, n)
     for n in ("ceil", "fabs", "floor", "isclose", "isinf", "isnan", "log", "sqrt", "pow")
+}
+# Their arguments' hashes may have been chosen to collide.
+FUNCTIONS |= {
+    "set": lambda *items: Stopwatch().build_set(*items) if items else set(),
+    "frozenset": lambda *items: frozenset(Stopwatch().build_set(*items) if items else ()),
+    "dict": lambda *pairs: Stopwatch().build_dict(*map(_pairs, pairs)) if pairs else {},
 }
 CONSTANTS = {f"math.{n}": getattr(math, n) for n in ("pi", "e", "inf", "nan", "tau")}
 UNARY: dict[type, Callable[[Any], Any]] = {

@@ -9,10 +9,12 @@ key, the type of a container or number that JSON lacks (`{"t": […]}` a tuple).
 exactly.
 """
 
+import builtins
 import collections
 import os
 import sys
 import types
+from _sitebuiltins import Quitter
 
 try:
     from _json import encode_basestring_ascii as quote
@@ -30,7 +32,7 @@ class NotPlain(Exception):
 # value. `type` and the methods of the built-in types cannot be patched.
 def make_encoder(limit):
     type_, len_, hex_, repr_, isinstance_ = type, len, hex, repr, isinstance
-    iterate, tuple_, dict_, str_ = iter, tuple, dict, str
+    iterate, tuple_, dict_, str_, list_ = iter, tuple, dict, str, list
     ordered = (collections.OrderedDict, collections.defaultdict, collections.Counter)
     infinity = float("inf")
     pieces = []
@@ -130,6 +132,13 @@ def make_encoder(limit):
         node(value, 0)
         return "".join(pieces)
 
+    def encode_items(value):
+        """As it is where it is plain data, else the list of its items."""
+        try:
+            return encode(value)
+        except NotPlain:
+            return encode(list_(value))
+
     def failure(error):
         text = ""
         try:
@@ -140,12 +149,14 @@ def make_encoder(limit):
             pass
         return '{"e":[' + quote(type_name(type_(error))) + "," + quote(text) + "]}"
 
-    return encode, failure
+    return encode, encode_items, failure
 
 
 def main(job, result):
     sys.argv[:] = ["solution.py"]
     os.environ.clear()
+    # What the module site, which -S leaves out, would have made and scripts call.
+    builtins.exit, builtins.quit = Quitter("exit", "Ctrl-D"), Quitter("quit", "Ctrl-D")
     nonce = job["nonce"]
     job["started"] = True
     if job["script"]:
@@ -157,14 +168,22 @@ def main(job, result):
 
 def run_script(code):
     """Run as `python solution.py`: standard streams, uncaught errors and exit status as usual."""
+    sys.excepthook = show_error
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     exec(compile(code, "solution.py", "exec", dont_inherit=True), module.__dict__)
     raise SystemExit(0)
 
 
+def show_error(kind, error, trace):
+    """As Python shows an uncaught error, without the frames that are not the script's."""
+    while trace and trace.tb_frame.f_code.co_filename != "solution.py":
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
 def run_calls(code, steps, nonce, result, limit):
-    encode, failure = make_encoder(limit)
+    encode, encode_items, failure = make_encoder(limit)
     write, leave, compile_, run, evaluate = os.write, os._exit, compile, exec, eval
     untrace, unprofile, range_, len_ = sys.settrace, sys.setprofile, range, len
 
@@ -190,13 +209,14 @@ def run_calls(code, steps, nonce, result, limit):
     for index in range_(len_(steps)):
         kind, source = steps[index]
         try:
-            if kind == "eval":
-                value = evaluate(compile_(source, "call", "eval", dont_inherit=True), names)
-            else:
+            if kind == "exec":
                 value = run(compile_(source, "test", "exec", dont_inherit=True), names)
+            else:
+                value = evaluate(compile_(source, "call", "eval", dont_inherit=True), names)
             untrace(None)
             unprofile(None)
-            payload = '{"v":' + encode(value) + "}"
+            shown = encode_items(value) if kind == "items" else encode(value)
+            payload = '{"v":' + shown + "}"
         except BaseException as error:
             untrace(None)
             unprofile(None)

@@ -10,7 +10,8 @@ empty environment. Three processes, of which only the last ever runs untrusted c
 
 Arguments: path of this file and of the child script, then the numbers of the job, result and
 control descriptors. The job is a marshalled dict from the caller. The launcher kills everything
-when the control pipe closes.
+when it reads a byte, or the end, of the control pipe; a copy of the pipe in some other child of the
+caller must not keep it waiting. Its last line on the result pipe is the program's exit status.
 """
 
 import ctypes
@@ -21,10 +22,12 @@ import sys
 from _frozen_importlib_external import SourceFileLoader  # type: ignore[import-not-found]
 from _signal import (  # type: ignore[import-not-found]
     SIG_BLOCK,
-    SIG_UNBLOCK,
+    SIG_DFL,
+    SIG_SETMASK,
     SIGCHLD,
     SIGKILL,
     pthread_sigmask,
+    signal,
     sigtimedwait,
 )
 
@@ -59,10 +62,12 @@ NUMBERS = {
         "keyctl": 250,
         "kill": 62,
         "memfd_create": 319,
+        "msgget": 68,
         "mount": 165,
         "open_by_handle_at": 304,
         "perf_event_open": 298,
         "pivot_root": 155,
+        "prlimit64": 302,
         "process_vm_readv": 310,
         "process_vm_writev": 311,
         "ptrace": 101,
@@ -71,10 +76,12 @@ NUMBERS = {
         "request_key": 249,
         "rt_sigqueueinfo": 129,
         "rt_tgsigqueueinfo": 297,
+        "semget": 64,
         "sendmmsg": 307,
         "sendmsg": 46,
         "sendto": 44,
         "setns": 308,
+        "setsockopt": 54,
         "shmget": 29,
         "swapon": 167,
         "tgkill": 234,
@@ -97,10 +104,12 @@ NUMBERS = {
         "keyctl": 219,
         "kill": 129,
         "memfd_create": 279,
+        "msgget": 186,
         "mount": 40,
         "open_by_handle_at": 265,
         "perf_event_open": 241,
         "pivot_root": 41,
+        "prlimit64": 261,
         "process_vm_readv": 270,
         "process_vm_writev": 271,
         "ptrace": 117,
@@ -109,10 +118,12 @@ NUMBERS = {
         "request_key": 218,
         "rt_sigqueueinfo": 138,
         "rt_tgsigqueueinfo": 240,
+        "semget": 190,
         "sendmmsg": 269,
         "sendmsg": 211,
         "sendto": 206,
         "setns": 268,
+        "setsockopt": 208,
         "shmget": 194,
         "swapon": 224,
         "tgkill": 131,
@@ -138,7 +149,7 @@ SAME = {
 KILLS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
 UNREACHABLE = ("connect", "bind", "sendmsg", "sendmmsg")
 # Refused to every program: namespaces and mounts, other processes' memory, the kernel's own
-# affairs, and memory that no rlimit counts (memfd, System V shared memory).
+# affairs, and memory that no rlimit counts (memfd, System V), some of which outlives its process.
 REFUSED = (
     *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "open_tree", "move_mount"),
     *("fsopen", "fsmount", "mount_setattr", "open_by_handle_at"),
@@ -146,8 +157,9 @@ REFUSED = (
     *("keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd"),
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),
     *("init_module", "finit_module", "kexec_load", "swapon", "reboot", "acct", "quotactl"),
-    *("memfd_create", "memfd_secret", "shmget"),
+    *("memfd_create", "memfd_secret", "shmget", "msgget", "semget"),
 )
+SOCKET_BYTES = 212_992  # of a socket's buffer, by default
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -360,6 +372,13 @@ def install_seccomp(signals_only_to):
         (give, 0, 0, eperm),
     ]
     program += [(load, 0, 0, 0)]
+    # Another's limits, such as init's: without root they have the program's uid.
+    program += [(equal, 0, 4, call["prlimit64"]), (load, 0, 0, 16), (equal, 1, 0, 0)]
+    program += [(give, 0, 0, eperm), (load, 0, 0, 0)]
+    # Larger socket buffers: level SOL_SOCKET, SO_SNDBUF or SO_RCVBUF. See resident_bytes.
+    program += [(equal, 0, 7, call["setsockopt"]), (load, 0, 0, 24), (equal, 0, 4, 1)]
+    program += [(load, 0, 0, 32), (equal, 1, 0, 7), (equal, 0, 1, 8), (give, 0, 0, eperm)]
+    program += [(load, 0, 0, 0)]
     if signals_only_to:
         # Sockets may be made, but reach nobody: no connect, bind or sendmsg, and no sendto an
         # address.
@@ -453,19 +472,27 @@ def reap_all(owner):
 
 def resident_bytes():
     """Memory of the PID namespace, shared pages counted once: RLIMIT_AS counts each process
-    alone."""
+    alone.
+
+    What lies in the buffers of sockets belongs to no process. Descriptors past the first 64 of each
+    are therefore counted as if all were sockets with full buffers.
+    """
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
-                with open(f"/proc/{name}/smaps_rollup", "rb") as file:
-                    for line in file:
-                        if line.startswith(b"Pss:"):
-                            total += int(line.split()[1]) << 10
-                            break
-            except (OSError, ValueError):
+                total += field(f"/proc/{name}/smaps_rollup", b"Pss:") << 10
+                slots = field(f"/proc/{name}/status", b"FDSize:")
+                total += max(slots - 64, 0) * SOCKET_BYTES
+            except (OSError, ValueError, StopIteration):
                 continue
     return total
+
+
+def field(path, key):
+    """The number beside a key of a file in /proc."""
+    with open(path, "rb") as file:
+        return int(next(line for line in file if line.startswith(key)).split()[1])
 
 
 def exit_code(status):
@@ -504,7 +531,7 @@ def init(job, child, result, inside):
 
 def run_program(job, child, result, owner):
     """Give everything up, then run the untrusted program in this process."""
-    pthread_sigmask(SIG_UNBLOCK, {SIGCHLD})
+    pthread_sigmask(SIG_SETMASK, ())
     for fd in job["close"]:
         os.close(fd)
     os.setsid()
@@ -526,6 +553,8 @@ def main():
     child = {"__name__": "zoo_child"}
     exec(SourceFileLoader("zoo_child", path).get_code("zoo_child"), child)  # type: ignore[arg-type]
     try:
+        # A caller that ignores SIGCHLD hands that down, and waiting would then find no child.
+        signal(SIGCHLD, SIG_DFL)
         # The caller may die by SIGKILL; bubblewrap sees to it by itself.
         libc_call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -552,14 +581,22 @@ def main():
         os.write(result, f"{job['nonce']} setup {kind} {text}\n".encode("ascii", "replace"))
         os._exit(97)
     # Whoever reads our standard output must see its end when the program ends.
-    for fd in (result, lifeline, 0, 1, 2):
+    for fd in (lifeline, 0, 1, 2):
         os.close(fd)
     pthread_sigmask(SIG_BLOCK, {SIGCHLD})
-    ready = select.select([control, alive], [], [])[0]
-    if alive not in ready:
+    # Not select: in a caller with many open files the descriptors' numbers are past its 1,024.
+    either = select.poll()
+    for fd in (control, alive):
+        either.register(fd, select.POLLIN)
+    if alive not in (fd for fd, _ in either.poll()):
         os.kill(pid, SIGKILL)
     code = exit_code(os.waitpid(pid, 0)[1])
     reap_all(job["owner"] if not inside else None)
+    # A flood may have filled the pipe; our own exit status must then do.
+    room = select.poll()
+    room.register(result, select.POLLOUT)
+    if room.poll(0) == [(result, select.POLLOUT)]:
+        os.write(result, f"{job['nonce']} exit {code}\n".encode())
     os._exit(code)
 
 

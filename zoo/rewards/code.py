@@ -14,22 +14,24 @@ import ast
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.rewards._asserts import CannotSplit, Check, Rejected, literal, split_assert, unroll
-from zoo.rewards._plain import Malformed, decode, same
+from zoo.rewards._plain import Malformed, TooLarge, decode, same
 from zoo.rewards.sandbox import Limits, Outcome, run_program
 
+JUDGING_SECONDS = 2.0  # of processor time, to decode and compare what one program sent
 REASONS = (
     "passed",  # every test
     "wrong",  # a value differs
     "error",  # the code raised, on loading or in a call
     "syntax",  # the code does not compile
     "no_code",  # the completion holds none
-    "not_plain",  # a returned value is not plain data
+    "not_plain",  # a returned value is not plain data, or too large to compare
     "timeout",
     "memory",
     "output_limit",
@@ -63,6 +65,14 @@ class CodeVerdict:
     cheatable: int = 0
     seconds: float = 0.0
     backend: str = ""
+
+    def __post_init__(self) -> None:
+        # A lone surrogate would fail whoever writes the text, an escape sequence colour their
+        # terminal.
+        shown = (
+            c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in self.detail
+        )
+        object.__setattr__(self, "detail", "".join(shown))
 
     @property
     def fraction(self) -> float:
@@ -102,11 +112,13 @@ def run_tests(
         strict: refuse to run without namespaces.
         backend: for tests of the sandbox; None takes the best.
     Raises:
-        ValueError: no tests, a call that does not parse, an expected value that is not a literal.
+        ValueError: no tests, one without its texts, a call that does not parse, an expected value
+            that is not a literal.
+        TypeError: code is no str.
         SandboxError: strict, and no isolation on this machine.
     """
     prepared = []
-    for row in tests:
+    for row in _rows(tests, "call", "expected"):
         call, expected = row["call"], _literal(row["expected"])
         _expression(call)
         prepared.append(_Test((("eval", call.strip()),), functools.partial(_equals, expected)))
@@ -132,6 +144,8 @@ def run_asserts(
         ValueError: no assertions, or one that does not parse.
         SandboxError: strict, and no isolation on this machine.
     """
+    if isinstance(asserts, str) or not all(isinstance(a, str) for a in asserts):
+        raise ValueError(f"asserts must be a list of Python source, got {asserts!r:.200}.")
     prepared = [_setup(setup)] if setup.strip() else []
     for source in asserts:
         prepared += _assertions(source)
@@ -187,12 +201,11 @@ def run_stdio(
         ValueError: no tests.
         SandboxError: strict, and no isolation on this machine.
     """
-    if not tests:
-        raise ValueError("code without tests cannot be scored: tests is empty.")
+    rows = _rows(tests, "stdin", "stdout")
     passed: list[bool] = []
     first: tuple[str, str] | None = None
     seconds, name = 0.0, ""
-    for row in tests:
+    for row in rows:
         outcome = run_program(
             code,
             stdin=row["stdin"],
@@ -210,7 +223,7 @@ def run_stdio(
             first = first or (reason, detail)
             if not every:
                 break
-    passed += [False] * (len(tests) - len(passed))
+    passed += [False] * (len(rows) - len(passed))
     reason, detail = first or ("passed", "")
     score = float(first is None)
     return CodeVerdict(score, reason, tuple(passed), detail, 0, seconds, name)
@@ -306,6 +319,19 @@ def extract_code(completion: str) -> str:
 # ------------------------------------------------------------------ tests taken apart
 
 
+def _rows(tests: Sequence[Mapping[str, str]], *columns: str) -> list[Mapping[str, str]]:
+    """The tests, each with its columns as text."""
+    wanted = f"[{{{', '.join(f'{c!r}: text' for c in columns)}}}, …]"
+    if not isinstance(tests, Sequence) or isinstance(tests, str):
+        raise ValueError(f"tests must be {wanted}, got {tests!r:.200}.")
+    if not tests:
+        raise ValueError("code without tests cannot be scored: tests is empty.")
+    for number, row in enumerate(tests):
+        if not isinstance(row, Mapping) or not all(isinstance(row.get(c), str) for c in columns):
+            raise ValueError(f"tests must be {wanted}, got tests[{number}] = {row!r:.200}.")
+    return list(tests)
+
+
 @functools.lru_cache(maxsize=4096)
 def _literal(source: str) -> Any:
     return literal(source)
@@ -328,7 +354,8 @@ def _setup(source: str) -> _Test:
 
 
 def _from_check(check: Check) -> _Test:
-    return _Test(tuple(("eval", c) for c in check.calls), check.holds, check.cheatable)
+    kinds = ["items" if i else "eval" for i in check.iterated] or ["eval"] * len(check.calls)
+    return _Test(tuple(zip(kinds, check.calls, strict=True)), check.holds, check.cheatable)
 
 
 def _whole(source: str) -> _Test:
@@ -397,12 +424,13 @@ def _judge(
         "backend": outcome.backend,
         "cheatable": sum(t.cheatable for t in tests),
     }
+    enough = time.thread_time() + JUDGING_SECONDS
     ending = _ending(outcome)
     if ending and ending[0] in ("sandbox", "forged"):
         score = None if ending[0] == "sandbox" else 0.0
         passed = () if score is None else (False,) * sum(t.counts for t in tests)
         return CodeVerdict(score, ending[0], passed, ending[1], **common)
-    results, order = _results(outcome, len(steps))
+    results, order = _results(outcome, len(steps), enough)
     if not order:
         passed = (False,) * sum(t.counts for t in tests)
         return CodeVerdict(0.0, "forged", passed, "results out of order", **common)
@@ -415,7 +443,7 @@ def _judge(
     for test in tests:
         here = results[position : position + len(test.steps)]
         position += len(test.steps)
-        reason = _test_reason(test, here, ending)
+        reason = _test_reason(test, here, ending, enough)
         if test.counts or reason[0] != "passed":
             reasons.append(reason)
         if test.counts:
@@ -429,7 +457,9 @@ def _judge(
     return CodeVerdict(score, first[0], tuple(passed), first[1], **common)
 
 
-def _results(outcome: Outcome, count: int) -> tuple[list[Any] | tuple[str, str], bool]:
+def _results(
+    outcome: Outcome, count: int, enough: float
+) -> tuple[list[Any] | tuple[str, str], bool]:
     """Decoded messages, or the error of loading; and whether they came in order, each once."""
     results: list[Any] = []
     messages = list(outcome.messages)
@@ -440,17 +470,21 @@ def _results(outcome: Outcome, count: int) -> tuple[list[Any] | tuple[str, str],
     elif outcome.status == "done":
         return results, False
     if messages and messages[0][0] == "load":
-        decoded = _decoded(messages[0][1])
+        decoded = _decoded(messages[0][1], enough)
         return decoded if isinstance(decoded, tuple) else ("error", ""), len(messages) == 1
     if [index for index, _ in messages] != [str(i) for i in range(len(messages))]:
         return results, False
-    return [_decoded(payload) for _, payload in messages], len(messages) <= count
+    return [_decoded(payload, enough) for _, payload in messages], len(messages) <= count
 
 
-def _decoded(payload: str) -> dict[str, Any] | tuple[str, str]:
+def _decoded(payload: str, enough: float) -> dict[str, Any] | tuple[str, str]:
     """{"v": value}, or (name, text) of an exception."""
+    if time.thread_time() > enough:
+        return "NotPlain", "values that take too long to decode"
     try:
         tagged = decode(payload)
+    except TooLarge as error:
+        return "NotPlain", str(error)
     except Malformed as error:
         return "Malformed", str(error)
     if isinstance(tagged, dict) and list(tagged) == ["v"]:
@@ -463,8 +497,10 @@ def _decoded(payload: str) -> dict[str, Any] | tuple[str, str]:
 
 
 def _test_reason(
-    test: _Test, results: list[Any], ending: tuple[str, str] | None
+    test: _Test, results: list[Any], ending: tuple[str, str] | None, enough: float
 ) -> tuple[str, str]:
+    if time.thread_time() > enough:
+        return "not_plain", "values that take too long to compare"
     for result in results:
         if isinstance(result, tuple):
             return _reason(result)

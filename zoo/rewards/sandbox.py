@@ -15,6 +15,8 @@ gone, on return.
 """
 
 import contextlib
+import dataclasses
+import fcntl
 import functools
 import marshal
 import math
@@ -108,6 +110,8 @@ class _Pipe:
 
 _lock = threading.Lock()
 _broken: dict[str, str] = {}  # backend → why it does not work here, found on first use
+_working: set[str] = set()  # backends that have worked here
+PAUSES = (0.0, 0.3, 1.0)  # seconds before each try of a backend
 
 
 def run_program(
@@ -125,7 +129,8 @@ def run_program(
     Args:
         code: Python source, untrusted.
         steps: [(kind, source)], run after the code: kind "eval" is an expression whose value comes
-            back as a message, kind "exec" is statements.
+            back as a message, "items" one of which a list of the items will do, "exec" is
+            statements.
         stdin: text for standard input; with it, the program runs as a script.
         timeout: seconds of wall clock from the program's start.
         limits: memory, output, files, processes.
@@ -134,7 +139,10 @@ def run_program(
     Raises:
         SandboxError: strict and no isolation, or the named backend does not work here.
         ValueError: timeout not positive and finite, unknown backend.
+        TypeError: code is no str.
     """
+    if not isinstance(code, str):
+        raise TypeError(f"code must be a str of Python source, got {type(code).__name__}.")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout must be positive seconds, got {timeout!r}. Try timeout=5.")
     if backend is not None and backend not in BACKENDS:
@@ -145,12 +153,21 @@ def run_program(
     for name in wanted:
         if name in _broken:
             continue
-        # A machine out of processes for a moment is no reason to give up a layer.
-        for _ in range(2):
-            outcome = _attempt(name, code, steps or [], stdin, timeout, limits)
+        for pause in PAUSES:
+            time.sleep(pause)
+            try:
+                outcome = _attempt(name, code, steps or [], stdin, timeout, limits)
+            except OSError as error:  # no descriptor, memory or process left for the pipes
+                outcome = Outcome("failed", detail=str(error), backend=name)
+            # A machine out of processes or namespaces for a moment is no reason to give up a layer
+            # that has worked: better no verdict than one from a weaker layer.
+            if outcome.status == "unsupported" and name in _working:
+                outcome = dataclasses.replace(outcome, status="failed")
             if outcome.status != "failed":
                 break
         if outcome.status != "unsupported":
+            if outcome.status != "failed":
+                _working.add(name)
             return outcome
         with _lock:
             _broken[name] = outcome.detail
@@ -183,11 +200,10 @@ def _attempt(
     python = _interpreter(backend)
     if python is None:
         return Outcome("unsupported", detail=_unavailable(backend), backend=backend)
-    root = os.geteuid() == 0 if hasattr(os, "geteuid") else False
     owner = None
-    if root and backend in ("namespaces", "uid"):
+    if backend in ("namespaces", "uid") and (spare := _spare_ids()):
         # A uid of its own: RLIMIT_NPROC counts per uid, and programs cannot signal each other.
-        uid = (1 << 30) + random.SystemRandom().randrange(1 << 28)
+        uid = random.SystemRandom().choice(spare)
         owner = (uid, uid)
     nonce = secrets.token_hex(16)
     with contextlib.ExitStack() as stack:
@@ -201,8 +217,9 @@ def _attempt(
         job = vars(limits) | {
             "backend": backend,
             "nonce": nonce,
-            "code": code,
-            "steps": steps,
+            # Exact strings, which marshal insists on; an editor's byte order mark is not code.
+            "code": str(code).removeprefix("\ufeff"),
+            "steps": [(kind, str(source)) for kind, source in steps],
             "script": stdin is not None,
             "cpu_seconds": math.ceil(timeout) + 1,
             "owner": owner,
@@ -216,12 +233,11 @@ def _attempt(
         stdin_fd = _memory_file(stack, text)
         pipes = {}
         ends = {}
+        given = stack.enter_context(contextlib.ExitStack())  # the program's ends
         for name, cap in (("result", limits.result_bytes + 65536), ("out", 0), ("err", 0)):
-            read, ends[name] = os.pipe()
+            read, ends[name] = _pipe(stack, given)
             pipes[name] = _Pipe(read, cap or limits.output_bytes)
-            stack.callback(os.close, read)
-        control_read, control = os.pipe()
-        opened = [*ends.values(), control_read]
+        control_read, control = _pipe(given, stack)
         flags = ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP]
         numbers = [str(job_fd), str(ends["result"]), str(control_read)]
         command = [
@@ -245,31 +261,44 @@ def _attempt(
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(control)
             return Outcome("failed", detail=f"cannot start {python}: {error}", backend=backend)
-        finally:
-            for fd in opened:
-                os.close(fd)
+        given.close()
         try:
-            status, began, deadline = _watch(pipes, nonce, timeout, script=stdin is not None)
+            status, began, deadline = _watch(pipes, process, nonce, timeout, stdin is not None)
             if status == "exited":
                 # Its pipes are closed, but it may have closed them itself and go on.
                 left = deadline - time.monotonic()
                 status = "exited" if _ends_within(process, max(left, 0.1)) else "timeout"
         finally:
-            os.close(control)  # the launcher kills and reaps everything, then exits
+            # The launcher kills and reaps everything, then exits. A byte, because a child that this
+            # process forked meanwhile may hold a copy of the descriptor.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(control, b"x")
             exit_status = _wait(process)
             ended = time.monotonic()
     return _outcome(status, ended - (began or started), pipes, nonce, exit_status, backend)
 
 
 def _watch(
-    pipes: dict[str, _Pipe], nonce: str, timeout: float, *, script: bool
+    pipes: dict[str, _Pipe], process: subprocess.Popen, nonce: str, timeout: float, script: bool
 ) -> tuple[str, float | None, float]:
     """Read until the program is done, ends, passes a cap or runs out of time.
 
     Returns the status, when the program began (None: never), and its deadline.
     """
+    # The launcher's end, and not only that of the pipes: a child that this process forked meanwhile
+    # may hold copies of their write ends.
+    end = _end_of(process)
+    try:
+        return _read_until(pipes, end, nonce, timeout, script)
+    finally:
+        if end is not None:
+            os.close(end)
+
+
+def _read_until(
+    pipes: dict[str, _Pipe], end: int | None, nonce: str, timeout: float, script: bool
+) -> tuple[str, float | None, float]:
     ready, done = f"{nonce} ready\n".encode(), f"{nonce} done 0\n".encode()
     result = pipes["result"]
     began: float | None = None
@@ -277,14 +306,23 @@ def _watch(
     poll = select.poll()
     by_fd = {pipe.fd: pipe for pipe in pipes.values()}
     for fd in by_fd:
+        os.set_blocking(fd, False)
         poll.register(fd, select.POLLIN)
+    if end is not None:
+        poll.register(end, select.POLLIN)
     while by_fd:
         left = deadline - time.monotonic()
         if left <= 0:
             return ("timeout" if began else "failed"), began, deadline
-        for fd, _ in poll.poll(left * 1000 + 1):
+        ready_fds = [fd for fd, _ in poll.poll(left * 1000 + 1)]
+        # After the end nobody writes any more: read what is there, then stop.
+        ended = end in ready_fds
+        for fd in list(by_fd) if ended else ready_fds:
             pipe = by_fd[fd]
-            chunk = os.read(fd, 1 << 16)
+            try:
+                chunk = os.read(fd, 1 << 16)
+            except BlockingIOError:  # empty, though not at its end
+                chunk = b""
             if not chunk:
                 poll.unregister(fd)
                 del by_fd[fd]
@@ -299,19 +337,25 @@ def _watch(
     return "exited", began, deadline
 
 
+def _end_of(process: subprocess.Popen) -> int | None:
+    """A descriptor that is ready to read once the process has ended, where the kernel has such."""
+    if not hasattr(os, "pidfd_open") or process.returncode is not None:
+        return None
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:  # before Linux 5.3, or no descriptor left
+        return None
+
+
 def _ends_within(process: subprocess.Popen, seconds: float) -> bool:
     """Wait for the launcher without the growing pauses of Popen.wait, where the kernel lets us."""
-    if hasattr(os, "pidfd_open") and process.returncode is None:
-        try:
-            fd = os.pidfd_open(process.pid)
-        except OSError:  # before Linux 5.3, or no descriptor left
-            pass
-        else:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll(max(seconds, 0) * 1000)
-            os.close(fd)
-            return process.poll() is not None
+    end = _end_of(process)
+    if end is not None:
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        poll.poll(max(seconds, 0) * 1000)
+        os.close(end)
+        return process.poll() is not None
     try:
         process.wait(timeout=max(seconds, 0))
     except subprocess.TimeoutExpired:
@@ -364,6 +408,11 @@ def _outcome(
         if head != nonce or index == "ready":
             return Outcome("forged", detail="a line that the runner did not write", **common)
         messages.append((index, payload))
+    if messages and messages[-1][0] == "exit":
+        # The launcher's word: Popen knows the status only where nobody else waits for our children.
+        last = messages.pop()[1]
+        exit_status = int(last) if last.isdecimal() and len(last) < 4 else exit_status
+        status = "done" if status == "exited" and messages[-1:] == [("done", "0")] else status
     if status == "exited":
         if exit_status == MEMORY_EXIT:
             status = "memory"
@@ -379,13 +428,12 @@ def _outcome(
 def _interpreter(backend: str) -> str | None:
     """The interpreter to start; None where the backend cannot work on this machine."""
     base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    root = os.geteuid() == 0 if hasattr(os, "geteuid") else False
     if sys.platform != "linux":
         return None
     if backend == "bubblewrap" and shutil.which("bwrap") is None:
         return None
     if backend == "uid":
-        if not root:
+        if not _spare_ids():
             return None
         # The program imports as another uid: an interpreter below root's home cannot be read.
         system = os.path.realpath("/usr/bin/python3")
@@ -398,8 +446,37 @@ def _unavailable(backend: str) -> str:
         return f"{sys.platform} is not Linux"
     return {
         "bubblewrap": "bwrap is not installed",
-        "uid": "only root can change the uid, and to an interpreter that others may read",
+        "uid": "only root can change the uid, to one of its user namespace, and to an interpreter "
+        "that others may read",
     }.get(backend, "not available")
+
+
+@functools.lru_cache(maxsize=1)
+def _spare_ids() -> range | None:
+    """Ids for programs, of users and groups alike, that nobody else has; None where we have none.
+
+    Root in a container without privileges owns only the ids that its user namespace maps.
+    """
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return None
+    users, groups = _mapped_ids("uid"), _mapped_ids("gid")
+    common = [range(max(u[0], g[0]), min(u[-1], g[-1]) + 1) for u in users for g in groups]
+    largest = max(common, key=len, default=range(0))
+    # Far above the ids of people and services; in a small map the upper half of it.
+    high = range(max(largest.start, 1 << 30), min(largest.stop, (1 << 30) + (1 << 28)))
+    if high:
+        return high
+    upper = range(largest.start + len(largest) // 2, min(largest.stop, 65_534))
+    return upper if len(upper) >= 4096 else None
+
+
+def _mapped_ids(kind: str) -> list[range]:
+    try:
+        lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+    except OSError:  # no /proc
+        return [range(1 << 32)]
+    rows = [[int(number) for number in line.split()] for line in lines]
+    return [range(inside, inside + count) for inside, _, count in rows if count]
 
 
 def _world_readable(path: str) -> bool:
@@ -454,10 +531,27 @@ def _bwrap_has_size(bwrap: str) -> bool:
 # ------------------------------------------------------------------ files
 
 
+def _pipe(read_stack: contextlib.ExitStack, write_stack: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe's read and write end, each closed with its stack."""
+    read, write = map(_past_streams, os.pipe())
+    read_stack.callback(os.close, read)
+    write_stack.callback(os.close, write)
+    return read, write
+
+
+def _past_streams(fd: int) -> int:
+    """The descriptor under a number above 2: below, the program's own streams would replace it."""
+    if fd > 2:
+        return fd
+    higher = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return higher
+
+
 def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     """A descriptor, at its start, of an unnamed file: written whole, so no pipe can block."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("zoo")
+        fd = _past_streams(os.memfd_create("zoo"))
         stack.callback(os.close, fd)
     else:
         file = tempfile.TemporaryFile()  # noqa: SIM115 — closed with the stack
