@@ -161,6 +161,26 @@ def test_B18_bound_holds_for_any_rewards(rewards):
     assert out.abs().max() <= math.sqrt(6) + 1e-6
 
 
+@pytest.mark.parametrize("size", [1e-40, 1e-30, 1e-6, 1.0, 1e6, 1e25])
+def test_deviation_of_tiny_and_of_huge_rewards_neither_vanishes_nor_overflows(size):
+    # The square of 1e-30 is 0 in float32, that of 1e25 infinite; (0, 1, 2) → −1, 0, 1 at any size.
+    rewards = size * torch.tensor([0.0, 1.0, 2.0])
+    close(group_advantages(rewards, 3, eps=0.0), [-1.0, 0.0, 1.0], 1e-4)
+    close(leave_one_out(rewards, 3, scale_by_std=True, eps=0.0), [-1.5, 0.0, 1.5], 1e-4)
+    batch = group_advantages(rewards, 3, std_over="batch", ddof=0, eps=0.0)
+    close(batch, [-1.224745, 0.0, 1.224745], 1e-4)
+
+
+def test_no_rows_are_no_error():
+    none = torch.zeros(0)
+    for options in ({}, {"std_over": "batch"}, {"scale_by_std": False}):
+        assert group_advantages(none, 4, **options).shape == (0,)
+    assert leave_one_out(none, 4).shape == (0,)
+    assert dead_groups(none, 4).dead.shape == (0,)
+    assert whiten(none, none.bool()).shape == (0,)
+    assert whiten(torch.zeros(2, 0), torch.zeros(2, 0).bool()).shape == (2, 0)
+
+
 def test_leave_one_out_is_G_over_G_minus_1_times_the_centred_reward():
     rewards = f64([3.0, -1.0, 0.5, 2.0, 1.0, 7.0, 7.0, -4.0])
     centred = group_advantages(rewards, 4, scale_by_std=False)
@@ -475,6 +495,15 @@ def test_pooled_statistics_are_taken_in_float64_from_a_list_too():
     out = whiten(values, mask, total=moments(values, mask).tolist())
     close(out, [-1.0, 0.0, 1.0], 1e-3)
     assert moments(torch.tensor([33554432.0, 1.0]), mask[:2])[1].item() == 33554433.0
+
+
+def test_pooled_whitening_of_zeros_and_of_any_unit():
+    mask = torch.ones(3, dtype=torch.bool)
+    zeros = f64([0.0, 0.0, 0.0])
+    assert whiten(zeros, mask, total=moments(zeros, mask), eps=0.0).tolist() == [0.0, 0.0, 0.0]
+    for unit in (1e-9, 1e9):
+        values = unit * f64([1.0, 2.0, 3.0])
+        close(whiten(values, mask, total=moments(values, mask), eps=0.0), [-1.0, 0.0, 1.0])
 
 
 def test_whitening_shows_a_nan_that_is_not_masked():

@@ -70,6 +70,12 @@ def test_B03_masked_rows_leave_numerator_and_denominator():
     assert aggregate(loss, mask, Scale(tokens=3, sequences=1), "sequence").item() == -1.0
 
 
+def test_the_mean_of_a_row_of_one_token_is_that_token():
+    values, mask = per_token([3.0, 5.0], [1, 4])
+    # (3/1 + 20/4)/2
+    assert aggregate(values, mask, Scale(5, 2), "sequence").item() == 4.0
+
+
 @pytest.mark.parametrize("average", list(Average))
 @pytest.mark.parametrize("garbage", [100.0, 1e4, NAN, math.inf])
 def test_B05_right_padding_does_not_enter(average, garbage):

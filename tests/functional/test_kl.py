@@ -234,6 +234,7 @@ def test_adaptive_coefficient_by_hand():
     "arguments,message",
     [
         ((0.0, 1.0, 1.0, 1, 1), r"^coef must lie in \(0, inf\], got 0.0"),
+        ((1.0, NAN, 1.0, 1, 1), r"^kl must lie in \[-inf, inf\], got nan"),
         ((1.0, 1.0, 0.0, 1, 1), r"^target must lie in \(0, inf\], got 0.0"),
         ((1.0, 1.0, 1.0, -1, 1), r"^steps must lie in \[0, inf\], got -1"),
         ((1.0, 1.0, 1.0, 1, 0), r"^horizon must lie in \(0, inf\], got 0"),

@@ -70,6 +70,9 @@ def test_bounds_are_asymmetric_and_by_default_fifths():
     close(out.loss, [[-1.3, 0.7]])
     out = row([1.3, 0.7], [1.0, -1.0], clip_eps=0.0, clip_eps_high=0.0)
     close(out.loss, [[-1.0, 1.0]])
+    # A ratio on the bound keeps its gradient: it is not clipped.
+    out = row([1.0, 1.0], [1.0, -1.0], clip_eps=0.0)
+    assert not out.clipped_high.any() and not out.clipped_low.any()
 
 
 def test_zero_advantage_or_ratio_inside_is_not_clipped():
@@ -393,6 +396,14 @@ def test_value_loss_by_hand():
     close(gradient, [[1.0, 2.0, 0.0, 0.0, 0.0]])
 
 
+def test_value_loss_is_pessimistic_about_moves_down_too():
+    one = torch.ones(1, 1, dtype=torch.bool)
+    # 0 is clipped up to 1 − .2 = .8; (.8 + 1)²/2 = 1.62 is more than (0 + 1)²/2
+    out = value_loss(f64([[0.0]]), f64([[-1.0]]), f64([[1.0]]), one, clip=0.2)
+    close(out.loss, [[1.62]])
+    assert out.clipped.item()
+
+
 def test_value_loss_treats_targets_as_constants():
     tensors = [torch.rand(1, 2, requires_grad=True) for _ in range(3)]
     mask = torch.ones(1, 2, dtype=torch.bool)
@@ -477,9 +488,9 @@ def test_importance_weight_default_is_truncation_at_two():
 def test_importance_weights_are_finite_and_constant():
     ones = torch.ones(1, 2).bool()
     trainer = torch.tensor([[0.0, -500.0]], requires_grad=True)
-    sampler = torch.tensor([[-500.0, 0.0]])
+    sampler = torch.tensor([[-500.0, 0.0]], requires_grad=True)
     out = importance_weights(trainer, sampler, ones, cap=1e12)
-    close(out, [[math.exp(20.0), math.exp(-20.0)]], 1e-5)
+    assert out.tolist()[0] == pytest.approx([math.exp(20.0), math.exp(-20.0)], rel=1e-5, abs=0.0)
     assert not out.requires_grad
 
 

@@ -15,8 +15,10 @@ from zoo.functional import (
     ipo,
     kto,
     kto_baseline,
+    nll_mixed,
     orpo,
     preference_margins,
+    ranked_pairs,
     sequence_logprobs,
     simpo,
 )
@@ -229,6 +231,32 @@ def test_B56_empty_completions_are_refused_by_index(average):
 # --- without a reference --------------------------------------------------------------------------
 
 
+def test_likelihood_mixed_in_by_hand():
+    # 0.5 + 0.1·6/3 = 0.7 and 1 + 0.1·2/4 = 1.05.
+    chosen = torch.tensor([-6.0, -2.0], dtype=torch.float64, requires_grad=True)
+    losses = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    mixed = nll_mixed(losses, chosen, torch.tensor([3, 4]), 0.1)
+    assert mixed.tolist() == pytest.approx([0.7, 1.05])
+    mixed.sum().backward()
+    assert chosen.grad is not None
+    assert chosen.grad.tolist() == pytest.approx([-0.1 / 3, -0.1 / 4])
+
+
+def test_likelihood_mixed_in_refuses_empty_completions_and_a_price_on_likelihood():
+    losses, lengths = torch.zeros(2), torch.tensor([1, 0])
+    with pytest.raises(ValueError, match=r"^chosen_lengths must be at least 1, got 0"):
+        nll_mixed(losses, losses, lengths, 0.1)
+    with pytest.raises(ValueError, match=r"^nll_coef must lie in \[0, inf\], got -0.1"):
+        nll_mixed(losses, losses, lengths + 1, -0.1)
+    assert nll_mixed(losses, losses - 5, lengths + 1, 0.0).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"^losses must have 1 dimension\(s\), got 0"):
+        nll_mixed(losses[0], losses[0], lengths[0], 0.1)
+    with pytest.raises(ValueError, match=r"^policy_chosen must have shape \(2,\), got \(1,\)"):
+        nll_mixed(losses, losses[:1], lengths + 1, 0.1)
+    with pytest.raises(ValueError, match=r"^chosen_lengths must have shape \(2,\), got \(1,\)"):
+        nll_mixed(losses, losses, lengths[:1], 0.1)
+
+
 def test_simpo_by_hand():
     # β (π̄_c − π̄_r) − γ = 2·(−.5 + 1) − .25 = .75
     out = simpo(f64([-0.5]), f64([-1.0]), beta=2.0, margin=0.25)
@@ -271,6 +299,8 @@ def test_orpo_of_a_certain_completion_is_finite():
         assert out == pytest.approx(math.log(1 / eps / odds), rel=1e-4)
     with pytest.raises(ValueError, match=r"^policy_rejected must have shape \(1,\), got \(2,\)"):
         orpo(f64([-0.5]), f64([-1.0, 0.0]))
+    with pytest.raises(ValueError, match=r"^policy_chosen must have 1 dimension\(s\), got 0"):
+        orpo(torch.tensor(-0.5), torch.tensor(-1.0))
 
 
 def test_kto_by_hand():
@@ -298,7 +328,7 @@ def test_kto_baseline_is_a_mean_at_least_zero():
     out = kto_baseline(policy, f64([-3.0, -4.0, -4.0]))  # (2 + 2 − 2)/3
     assert out.item() == pytest.approx(2 / 3) and not out.requires_grad and out.shape == ()
     assert kto_baseline(f64([-5.0, -1.0]), f64([-1.0, -2.0])).item() == 0.0
-    with pytest.raises(ValueError, match="policy has no rows"):
+    with pytest.raises(ValueError, match=r"^policy has no rows"):
         kto_baseline(torch.zeros(0), torch.zeros(0))
     with pytest.raises(ValueError, match=r"^reference must have shape \(2,\), got \(1,\)"):
         kto_baseline(torch.zeros(2), torch.zeros(1))
@@ -397,7 +427,45 @@ def test_ranking_of_ties_alone_has_a_graph_and_large_scores_are_finite():
     assert out.item() == 0.0 and scores.grad is not None and not scores.grad.any()
     out = bradley_terry_ranked(scores, torch.tensor([[1, 2]]))
     assert out.item() == pytest.approx(1e4)
+    # The square of a sum of 1e30 is no float32 number, and has no part in a loss without centring.
+    for loss in (
+        bradley_terry_ranked(torch.tensor([[0.0, 1e30]]), torch.tensor([[1, 2]])),
+        bradley_terry(torch.tensor([0.0]), torch.tensor([1e30])),
+    ):
+        assert loss.item() == pytest.approx(1e30)
     assert bradley_terry_ranked(scores.bfloat16(), torch.tensor([[1, 2]])).dtype == torch.float32
+
+
+def test_ranked_margins_centring_and_absent_outputs_agree_with_a_loop_over_pairs():
+    scores = f64([[1.0, 0.5, -2.0], [3.0, NAN, 1.0], [NAN, 0.2, NAN]]).requires_grad_()
+    ranks = torch.tensor([[1, 2, 3], [2, 1, 1], [1, 2, 3]])
+    present = torch.tensor([[True] * 3, [True, False, True], [False, True, False]])
+    margin = torch.arange(27, dtype=F64).reshape(3, 3, 3) / 10
+    # m where i wins and both are there, NaN elsewhere: only the pairs' margins may be read
+    pairs = [[(0, 1), (0, 2), (1, 2)], [(2, 0)], []]
+    wins = torch.zeros(3, 3, 3, dtype=torch.bool)
+    for n, ones in enumerate(pairs):
+        for i, j in ones:
+            wins[n, i, j] = True
+    assert torch.equal(ranked_pairs(ranks, present), wins)
+    margin = torch.where(wins, margin, NAN).requires_grad_()
+    for options in ({}, {"margin": margin}, {"centre": 0.1}, {"margin": margin, "centre": 0.1}):
+        expected = []
+        for n, ones in enumerate(pairs):
+            s = scores[n].tolist()
+            m = margin[n] if "margin" in options else torch.zeros(3, 3)
+            terms = [
+                -log_sigmoid(s[i] - s[j] - m[i, j].item())
+                + options.get("centre", 0.0) * (s[i] + s[j]) ** 2
+                for i, j in ones
+            ]
+            expected.append(sum(terms) / max(1, len(terms)))
+        out = bradley_terry_ranked(scores, ranks, present=present, **options)
+        close(out, expected)
+        inputs = (scores, margin)
+        gradient, of_margin = torch.autograd.grad(out.sum(), inputs, allow_unused=True)
+        assert gradient.isfinite().all() and not gradient[~present].any()
+        assert of_margin is None
 
 
 def test_ranking_errors():
@@ -411,3 +479,15 @@ def test_ranking_errors():
         bradley_terry_ranked(good, [[1, 2, 3]] * 2)
     with pytest.raises(ValueError, match=r"^scores must have 2 dimension\(s\), got 1"):
         bradley_terry_ranked(good[0], good[0].long())
+    with pytest.raises(ValueError, match=r"^centre must lie in \[0, inf\], got -1"):
+        bradley_terry_ranked(good, good.long(), centre=-1)
+    with pytest.raises(ValueError, match=r"^margin must have shape \(2, 3, 3\), got \(2, 3\)"):
+        bradley_terry_ranked(good, good.long(), margin=good)
+    with pytest.raises(ValueError, match=r"^margin must be floating point"):
+        bradley_terry_ranked(good, good.long(), margin=torch.zeros(2, 3, 3).long())
+    with pytest.raises(ValueError, match=r"^ranks must have 2 dimension\(s\), got 1"):
+        ranked_pairs(good[0])
+    with pytest.raises(ValueError, match=r"^present must be bool, got torch.float32"):
+        ranked_pairs(good, good)
+    with pytest.raises(ValueError, match=r"^present must have shape \(2, 3\), got \(3,\)"):
+        ranked_pairs(good, good[0].bool())

@@ -133,6 +133,11 @@ def test_bootstrap_refuses():
         paired_bootstrap([], [])
     with pytest.raises(ValueError, match=r"got shapes \(1, 2\) and \(1, 2\)"):
         paired_bootstrap(torch.zeros(1, 2), torch.zeros(1, 2))
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"^first and second must be finite"):
+            paired_bootstrap([1.0, bad], [0.0, 0.0])
+        with pytest.raises(ValueError, match=r"^first and second must be finite"):
+            paired_bootstrap([1.0, 0.0], [0.0, bad])
     with pytest.raises(ValueError, match=r"^resamples must lie in \[1, inf\], got 0"):
         paired_bootstrap([1.0], [0.0], resamples=0)
     for level in (0.0, 1.0):
@@ -159,5 +164,14 @@ def test_mean_interval_agrees_with_scipy():
 
 def test_one_seed_says_nothing_about_spread():
     assert tuple(mean_interval([0.5])) == (0.5, -math.inf, math.inf)
-    with pytest.raises(ValueError, match="values is empty"):
+    with pytest.raises(ValueError, match=r"^values is empty"):
         mean_interval([])
+    with pytest.raises(ValueError, match=r"^values must be finite, got \[0.5, nan\]"):
+        mean_interval([0.5, math.nan])
+
+
+def test_equal_values_and_equal_differences_have_no_width():
+    assert tuple(mean_interval([0.5, 0.5, 0.5])) == (0.5, 0.5, 0.5)
+    assert tuple(paired_bootstrap([1.0, 0.5, 0.75], [0.5, 0.0, 0.25])) == (0.5, 0.5, 0.5)
+    assert tuple(paired_bootstrap([1.0, 0.0], [1.0, 0.0])) == (0.0, 0.0, 0.0)
+    assert mcnemar_exact(0, 0) == 1.0

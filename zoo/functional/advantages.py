@@ -5,6 +5,7 @@ when a batch is spread over ranks, groups must not be (sources shard whole group
 statistics are pooled by the caller with `moments`.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def group_advantages(
     Source: Shao et al. 2024, arXiv:2402.03300, §4.1.2; without the std, Liu et al. 2025,
     arXiv:2503.20783.
     Deviations: the paper states neither ddof nor ε; the sample's std (ddof = 1) is what TRL and
-    verl take.
+    verl take, with ε = 1e-4 and 1e-6. TRL has no test for a dead group: its rounding passes.
 
     Args:
         rewards: [N·G] float, groups contiguous, any scale; anything where `scored` is False.
@@ -81,6 +82,8 @@ def group_advantages_by_id(
     """`group_advantages` for uneven or shuffled groups: rows of one prompt id form a group.
 
         A_i = (r_i − mean_{j: id_j = id_i} r_j) / (std + ε)
+
+    Source and deviations as `group_advantages`.
 
     Args:
         rewards: [B] float, in any order; anything where `scored` is False.
@@ -123,7 +126,9 @@ def leave_one_out(
     When scaled, the deviation is the *full* group's, which bounds |A| by √G (ddof = 1); the
     deviation of the others alone is 0 as soon as they agree, and A then explodes. Unscored rows
     enter no statistic and get 0; so does a group whose largest reward equals its smallest.
-    Source: Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740.
+    Source: Kool et al. 2019 ("Buy 4 REINFORCE samples, get a baseline for free!"); Ahmadian et al.
+    2024, arXiv:2402.14740, the RLOO estimator. Deviation: neither scales. TRL's
+    `normalize_advantages` whitens the A_i of the whole batch instead.
 
     Args:
         rewards: [N·G] float, groups contiguous; any scale; anything where `scored` is False.
@@ -159,6 +164,8 @@ def dead_groups(
 
     From the rewards, per group, whatever the normalisation. A group without a scored row is dead
     and tied.
+    Source: the groups that dynamic sampling drops, Yu et al. 2025, arXiv:2503.14476, Eq. 11.
+    Deviation: by the reward, where the paper counts right answers.
 
     Args:
         rewards: [N·G] float, groups contiguous; anything where `scored` is False.
@@ -203,6 +210,8 @@ def gae(
     `bootstrap` and A is 0. λ = 1 is the Monte Carlo return minus V; λ = 0 is the one-step error δ.
     Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16, in the truncated form of
     arXiv:1707.06347, Eq. 11–12.
+    Deviation from TRL's PPO, which reads V once more at the padding after a stop token and puts the
+    score there: its row is one step longer than its completion.
 
     Args:
         token_rewards: [B, T] float; anything where the mask is False.
@@ -245,6 +254,7 @@ def moments(values: Tensor, mask: Tensor) -> Tensor:
 
     In float64, in which squares of float32 numbers are exact: the variance then survives a mean of
     a million deviations.
+    Source: none needed.
 
     Args:
         values: float, any shape; anything where the mask is False. mask: bool, the same shape.
@@ -294,6 +304,8 @@ def whiten(
     mask = _checks.bools("mask", mask, values.shape)
     _ddof(ddof)
     _checks.within("eps", eps, 0.0)
+    if not values.numel():
+        return values
     kept = torch.where(mask, values, 0.0).double()
     if total is None:
         _, mean, std = _deviations(kept.reshape(1, -1), mask.reshape(1, -1), ddof)
@@ -323,6 +335,8 @@ def terminal_rewards(scores: Tensor, mask: Tensor) -> Tensor:
         r_t = score_i · 1[t is the last token of row i under the mask]
 
     A row without trained tokens has nowhere to put it and stays 0.
+    Source: Ouyang et al. 2022, arXiv:2203.02155, §3.5 (a reward for a prompt and its completion
+    ends the episode).
 
     Args:
         scores: [B] float; anything in rows without trained tokens.
@@ -422,8 +436,12 @@ def _deviations(grouped: Tensor, counted: Tensor, ddof: int) -> tuple[Tensor, Te
     """Count, mean and deviation of the counted entries of each row; NaN where too few are."""
     count = counted.sum(dim=1)
     mean = torch.where(counted, grouped, 0.0).sum(dim=1) / count
-    squares = torch.where(counted, grouped - mean[:, None], 0.0).square().sum(dim=1)
-    return count, mean, (squares / (count - ddof)).sqrt()
+    centred = torch.where(counted, grouped - mean[:, None], 0.0)
+    # Squares of 1e-25 are 0 and of 1e25 infinite in float32; a power of two rounds nothing.
+    exponent = torch.frexp(centred.abs().amax(dim=1)).exponent
+    exponent = exponent.clamp(min=8 - math.frexp(torch.finfo(centred.dtype).max)[1])
+    squares = torch.ldexp(centred, -exponent[:, None]).square().sum(dim=1)
+    return count, mean, torch.ldexp((squares / (count - ddof)).sqrt(), exponent)
 
 
 def _normalised(
@@ -439,6 +457,8 @@ def _normalised(
         raise ValueError(f"std_over must be one of group, batch; got {std_over!r}.")
     _ddof(ddof)
     _checks.within("eps", eps, 0.0)
+    if not rewards.numel():
+        return rewards
     count, mean, std = _deviations(groups.rewards, groups.counted, ddof)
     smallest, largest = _extremes(groups.rewards, groups.counted)
     alive = (largest > smallest)[groups.group_of] & groups.scored  # [B]

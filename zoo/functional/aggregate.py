@@ -20,9 +20,10 @@ class Average(StrEnum):
 
     | name     | formula                | elsewhere                                         |
     |----------|------------------------|---------------------------------------------------|
-    | token    | Σ_i Σ_t l_it / Σ_i n_i | DAPO; verl `token-mean`; TRL `dapo`               |
+    | token    | Σ_i Σ_t l_it / Σ_i n_i | DAPO; verl `token-mean`; TRL `dapo` (its default) |
+    |          |                        | and `bnpo`, which divides by each micro-batch's   |
     | sequence | Σ_i (Σ_t l_it/n_i) / B | the GRPO paper; verl `seq-mean-token-mean`;       |
-    |          |                        | TRL `grpo`                                        |
+    |          |                        | TRL `grpo`, whose B has rows without tokens in it |
     | constant | Σ_i Σ_t l_it/(B·L_max) | Dr. GRPO; TRL `dr_grpo`; verl                     |
     |          |                        | `seq-mean-token-sum-norm`, which leaves B out     |
 
@@ -103,6 +104,8 @@ def aggregate_rows(values: Tensor, count: int, rows: Tensor | None = None) -> Te
 
         Σ_i l_i / count
 
+    Source: none needed; TRL takes the mean of each micro-batch's means instead.
+
     Args:
         values: [N] float, a loss per row; anything where `rows` is False.
         count: rows (or pairs) of the whole optimizer step over all ranks, e.g. `scale.groups`; 0
@@ -120,10 +123,16 @@ def aggregate_rows(values: Tensor, count: int, rows: Tensor | None = None) -> Te
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """The sum of the entries under a mask: Σ_{m} x, a scalar; entries outside may hold anything.
+    """The sum of the entries under a mask; entries outside may hold anything.
+
+        Σ_{m} x
+
+    Source: none needed.
 
     Args:
         values: float, any shape. mask: bool, the same shape.
+    Returns:
+        A scalar, float32 (float64 if given it).
     Raises:
         ValueError: a wrong shape or dtype.
     """
@@ -132,13 +141,18 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the entries under a mask: Σ_{m} x / Σ m, a scalar; 0 under an empty mask.
+    """The mean of the entries under a mask; 0 under an empty one.
+
+        Σ_{m} x / Σ m
 
     For one tensor that is whole. A metric that is gathered from parts is `sum_and_count`; a loss is
     `aggregate`.
+    Source: none needed.
 
     Args:
         values: float, any shape. mask: bool, the same shape.
+    Returns:
+        A scalar, float32 (float64 if given it).
     Raises:
         ValueError: a wrong shape or dtype.
     """
@@ -146,10 +160,13 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def sum_and_count(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What a metric contributes: (Σ_{m} x, Σ m), to be added up over micro-batches and ranks.
+    """What a metric contributes, to be added up over micro-batches and ranks.
+
+        (Σ_{m} x, Σ m)
 
     Only the quotient of the totals is the mean: a mean of means weighs a part of 4 like a part of
     12.
+    Source: none needed.
 
     Args:
         values: float or bool, any shape. mask: bool, the same shape.

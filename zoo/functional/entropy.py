@@ -12,6 +12,8 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
         H = −Σ_v p_v log p_v,    p = softmax(z / T)
 
     Logits of −inf (forbidden tokens) have p = 0 and add 0, in value and gradient.
+    Source: Shannon 1948; as a bonus, S in Schulman et al. 2017, arXiv:1707.06347, Eq. 9. Deviation:
+    bfloat16 is widened first, and −inf allowed; TRL's `entropy_from_logits` does neither.
 
     Args:
         logits: [..., V] float.

@@ -24,6 +24,7 @@ Eq. 4 (k3 as a loss); the expectations above are checked by exact enumeration in
 Deviation: nothing is clamped.
 """
 
+import math
 from enum import StrEnum
 
 import torch
@@ -98,8 +99,9 @@ def kl_penalty(
 
     E over x ~ π_old of ρ·a is the sum over x of π·a, so its gradient is exactly that of E_π a =
     KL(π‖ref).
-    Source: the table of this module; straight-through forms as in verl; the ratio-corrected k3 as
-    in DeepSeek-V3.2.
+    Source: the table of this module; straight-through forms as in verl; the ratio-corrected k3 is
+    the unbiased KL estimate of DeepSeek-V3.2, arXiv:2512.02556, and what TRL's GRPO adds unless
+    `use_bias_correction_kl=False`, which is the plain k3.
 
     Args:
         logprobs, ref_logprobs, mask: as `k1`.
@@ -141,11 +143,14 @@ def adaptive_kl_coef(coef: float, kl: float, target: float, steps: int, horizon:
         coef: β > 0. kl: the measured KL, in the units of `target` (nats a completion, usually).
             target: > 0.
         steps: episodes since the last change. horizon: episodes over which β may change by a fifth.
+    Returns:
+        The new β.
     Raises:
-        ValueError: a coefficient, target or horizon that is not positive, or a negative number of
-            steps.
+        ValueError: a coefficient, target or horizon that is not positive, a KL that is no number,
+            or a negative number of steps.
     """
     _checks.within("coef", coef, 0.0, open_low=True)
+    _checks.within("kl", kl, -math.inf)  # NaN would be the coefficient for ever
     _checks.within("target", target, 0.0, open_low=True)
     _checks.within("steps", steps, 0)
     _checks.within("horizon", horizon, 0, open_low=True)

@@ -86,8 +86,9 @@ def clipped_surrogate(
     Sources: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; Yu et al. 2025, arXiv:2503.14476, Eq. 8
     (ε_high); Ye et al. 2020, arXiv:1912.09729 (dual clip); Zheng et al. 2025, arXiv:2507.18071, Eq.
     5 and 7 (sequence).
-    Deviation: log ρ is limited to ±20, beyond which the exponential overflows; OpenRLHF and verl do
-    the same, TRL does not.
+    Deviations: log ρ is limited to ±20, beyond which the exponential overflows; OpenRLHF and verl
+    do the same, TRL does not. TRL's `delta` is this c where it exceeds 1 + ε_high; below, it caps ρ
+    where A_t > 0 too.
 
     Args:
         logprobs: [B, T] float, current policy.
@@ -147,7 +148,8 @@ def cispo(
     The value of this loss means nothing; its gradient does. Clipped means here that the weight was
     cut, whatever the advantage's sign.
     Source: MiniMax 2025, arXiv:2506.13585, Eq. 4–5. The paper sets no lower bound (ε_low = None)
-    and leaves ε_high to tuning. Deviation: log ρ is limited to ±20, as in `clipped_surrogate`.
+    and leaves ε_high to tuning. Deviation: log ρ is limited to ±20, as in `clipped_surrogate`. In
+    TRL the weight is at most `epsilon_high`, which is 1 + ε_high here.
 
     Args:
         logprobs, old_logprobs, advantages, mask: as `clipped_surrogate`.
@@ -306,6 +308,7 @@ def sequence_logprobs(logprobs: Tensor, mask: Tensor, average: bool) -> Tensor:
 
     DPO, KTO and the IPO paper take the sum; SimPO and ORPO the mean; IPO in TRL the mean. An empty
     completion is refused: its sum of 0 would be the most likely of all, its mean 0/0.
+    Source: the mean, Meng et al. 2024, arXiv:2405.14734, Eq. 3; the sum is the chain rule.
 
     Args:
         logprobs: [B, T] float. mask: [B, T] bool, the trained tokens. average: mean instead of sum.
@@ -344,7 +347,7 @@ def dpo_sigmoid(
 
     At the start (π = ref) it is ln 2 whatever ε is.
     Sources: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; Mitchell 2023, "A note on DPO with noisy
-    preferences" (ε).
+    preferences" (ε). TRL's `sigmoid` ignores its label_smoothing: it has no cDPO under that name.
 
     Args:
         policy_chosen, policy_rejected: [N] float, log-probs of whole completions (sums) by the
@@ -383,6 +386,41 @@ def dpo_robust(
     _checks.within("label_smoothing", label_smoothing, 0.0, 0.5, open_high=True)
     clean = -(1 - label_smoothing) * logsigmoid(margin) + label_smoothing * logsigmoid(-margin)
     return clean / (1 - 2 * label_smoothing)
+
+
+def nll_mixed(
+    losses: Tensor, policy_chosen: Tensor, chosen_lengths: Tensor, nll_coef: float
+) -> Tensor:
+    """A preference loss mixed with the chosen completion's likelihood, which DPO alone lets fall.
+
+        l = l_preference − α·1/|y_c| · log π(y_c)
+
+    The second term is each completion's mean over its own tokens, so a long one weighs as much as a
+    short one. With `dpo_sigmoid` it is DPO + NLL.
+    Source: Pang et al. 2024, arXiv:2404.19733, the DPO + NLL objective of §2, in which α stands
+    before the preference loss instead; Llama 3, arXiv:2407.21783, §4.1.4, adds it with α = 0.2.
+    Deviation from TRL (`loss_type=["sigmoid", "sft"]`), whose likelihood is one mean over all
+    chosen tokens of a micro-batch.
+
+    Args:
+        losses: [N] float, a loss of each pair.
+        policy_chosen: [N] float, log-probs (sums) of the chosen completions by the current policy.
+        chosen_lengths: [N] integers, trained tokens of each chosen completion, at least 1.
+        nll_coef: α ≥ 0.
+    Returns:
+        [N] float32 (float64 if given it).
+    Raises:
+        ValueError: a wrong shape, dtype or option, or a length below 1.
+    """
+    losses, policy_chosen = _pair(losses, policy_chosen, "losses", "policy_chosen")
+    lengths = _checks.integers("chosen_lengths", chosen_lengths, losses.shape)
+    _checks.within("nll_coef", nll_coef, 0.0)
+    if bool((lengths < 1).any()):
+        raise ValueError(
+            f"chosen_lengths must be at least 1, got {int(lengths.min())}: an empty completion has "
+            f"no mean log-prob. Drop the pair, and count it."
+        )
+    return losses - nll_coef * policy_chosen / lengths
 
 
 def ipo(
@@ -480,7 +518,8 @@ def kto_baseline(policy: Tensor, reference: Tensor) -> Tensor:
         z₀ = max(0, 1/N · Σ_i (log π(y'_i | x_i) − log ref(y'_i | x_i)))
 
     A statistic of the whole optimizer step over all ranks: give it all rows.
-    Source: Ethayarajh et al. 2024, arXiv:2402.01306, §4.1.
+    Source: Ethayarajh et al. 2024, arXiv:2402.01306, the estimate of z₀ in §4.1. Deviation: the
+    paper and TRL take it of each micro-batch, where z₀ varies with how the step was cut.
 
     Args:
         policy, reference: [N] float, log-probs (sums) of the mismatched completions; N ≥ 1.
@@ -510,7 +549,7 @@ def kto(
         desirable:    l = λ_D·(1 − σ(β·(h − z₀)))         h = log π(y|x) − log ref(y|x)
         undesirable:  l = λ_U·(1 − σ(β·(z₀ − h)))
 
-    Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8.
+    Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 (Eq. 7 in the first version).
 
     Args:
         policy, reference: [N] float, log-probs (sums) of whole completions.
@@ -519,7 +558,7 @@ def kto(
             in each row.
         beta: β > 0.
         desirable_weight, undesirable_weight: λ_D, λ_U ≥ 0; λ_D·n_D/(λ_U·n_U) between 1 and 4/3 is
-            the paper's advice.
+            the paper's advice (3/2 in its last version).
     Returns:
         [N] float32 (float64 if given it).
     Raises:
@@ -530,8 +569,9 @@ def kto(
     _checks.within("beta", beta, 0.0, open_low=True)
     _checks.within("desirable_weight", desirable_weight, 0.0)
     _checks.within("undesirable_weight", undesirable_weight, 0.0)
-    if isinstance(kl_baseline, Tensor):
-        shape = policy.shape if kl_baseline.ndim else ()
+    if not isinstance(kl_baseline, (int, float)):
+        single = isinstance(kl_baseline, Tensor) and not kl_baseline.ndim
+        shape = () if single else policy.shape
         kl_baseline = _checks.floats("kl_baseline", kl_baseline, shape).detach()
     gain = beta * (policy - reference.detach() - kl_baseline)
     # 1 − σ(x) = σ(−x), without the cancellation.
@@ -589,11 +629,14 @@ def bradley_terry(
     rejected = _checks.floats("rejected", rejected, chosen.shape)
     _checks.within("centre", centre, 0.0)
     difference = chosen - rejected
-    if isinstance(margin, Tensor):
+    if margin is not None and not isinstance(margin, (int, float)):
         margin = _checks.floats("margin", margin, chosen.shape).detach()
     if margin is not None:
         difference = difference - margin
-    return -logsigmoid(difference) + centre * (chosen + rejected).square()
+    losses = -logsigmoid(difference)
+    if centre:  # 0 · inf would be NaN
+        losses = losses + centre * (chosen + rejected).square()
+    return losses
 
 
 def bradley_terry_ranked(
@@ -636,18 +679,24 @@ def bradley_terry_ranked(
         margin = _checks.floats("margin", margin, wins.shape).detach()
         difference = difference - torch.where(wins, margin, 0.0)
     losses = -logsigmoid(difference)
-    if centre:
+    if centre:  # 0 · inf would be NaN
         losses = losses + centre * (scores[:, :, None] + scores[:, None, :]).square()
     pairs = wins.sum(dim=(1, 2)).clamp(min=1)
     return torch.where(wins, losses, 0.0).sum(dim=(1, 2)) / pairs
 
 
 def ranked_pairs(ranks: Tensor, present: Tensor | None = None) -> Tensor:
-    """[N, K, K] bool: output i has the better (smaller) rank than output j, and both are there.
+    """Which output i has the better (smaller) rank than which output j, both being there.
+
+        w_ij = rank_i < rank_j ∧ present_i ∧ present_j
+
+    Source: the pairs of Ouyang et al. 2022, arXiv:2203.02155, Eq. 1.
 
     Args:
         ranks: [N, K] integers or floats.
         present: [N, K] bool; None: all are there.
+    Returns:
+        [N, K, K] bool.
     Raises:
         ValueError: a wrong shape or dtype.
     """

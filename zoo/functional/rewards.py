@@ -80,6 +80,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     Args:
         n: completions of a problem, at least k. c: right ones, 0 … n. k: at least 1.
+    Returns:
+        A probability.
     Raises:
         ValueError: numbers that cannot be.
     """

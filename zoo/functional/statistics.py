@@ -87,7 +87,8 @@ def paired_bootstrap(
     Returns:
         (estimate, low, high).
     Raises:
-        ValueError: no problems, unequal numbers of them, no resamples, or a level outside (0, 1).
+        ValueError: no problems, unequal numbers of them, an outcome that is not finite, no
+            resamples, or a level outside (0, 1).
     """
     a = torch.as_tensor(first, dtype=torch.float64).cpu()
     b = torch.as_tensor(second, dtype=torch.float64).cpu()
@@ -95,6 +96,10 @@ def paired_bootstrap(
         raise ValueError(
             f"first and second must hold the same problems, at least one: "
             f"got shapes {tuple(a.shape)} and {tuple(b.shape)}."
+        )
+    if not bool((a.isfinite() & b.isfinite()).all()):
+        raise ValueError(
+            "first and second must be finite: a problem without an outcome is left out of both."
         )
     _checks.within("resamples", resamples, 1)
     _checks.within("level", level, 0.0, 1.0, open_low=True, open_high=True)
@@ -125,10 +130,12 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     Returns:
         (estimate, low, high).
     Raises:
-        ValueError: no values, or a level outside (0, 1).
+        ValueError: no values, one that is not finite, or a level outside (0, 1).
     """
     if not len(values):
         raise ValueError("values is empty: a mean needs at least one run.")
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError(f"values must be finite, got {list(values)}: leave a failed run out.")
     _checks.within("level", level, 0.0, 1.0, open_low=True, open_high=True)
     mean = fmean(values)
     if len(values) == 1:
