@@ -13,7 +13,8 @@ import yaml
 
 from tests.contract.broken import BROKEN
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
-from zoo.algorithms.dpo import DPO
+from zoo.algorithms.dapo import DAPO
+from zoo.algorithms.dpo import DPO, PairLoss
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO, Truncation
 from zoo.algorithms.sft import SFT
@@ -31,6 +32,10 @@ VARIANTS = {
     "GRPO with a price of drift": GRPO(kl_coef=0.1, kl_on_dead=False),
     "GRPO, the ratio-corrected estimator": GRPO(kl_coef=0.1, kl_estimator=KLEstimator.k1_ratio),
     "GRPO in minibatches": GRPO(epochs=2, minibatches=2, average=Average.constant),
+    "GRPO that masks what was cut": GRPO(mask_truncated=True, kl_coef=0.1),
+    "DAPO that masks what was cut": DAPO(mask_truncated=True),
+    "DPO robust": DPO(loss=PairLoss.robust, label_smoothing=0.1),
+    "DPO hinge with likelihood": DPO(loss=PairLoss.hinge, nll_coef=0.1),
     "PPO without reference": PPO(kl_coef=0.0, whiten_advantages=False),
     "PPO bootstrapped": PPO(truncation=Truncation.bootstrap, epochs=2, value_clip=None),
 }

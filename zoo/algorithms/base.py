@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -68,12 +69,32 @@ class Algorithm:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            self._check_value(item.name, item.default)
         for key in ("epochs", "minibatches"):
             if getattr(self, key) < 1:
                 raise ValueError(
                     f"algorithm.{key} must be at least 1, got {getattr(self, key)}: "
                     f"every batch is used at least once. Try algorithm.{key}=1."
                 )
+
+    def _check_value(self, name: str, default: object) -> None:
+        """Numbers are finite; a choice given by name becomes its member, and no other name passes.
+
+        A name that stayed a text would be none of the members that `losses` looks for, and the
+        loss would silently be another one.
+        """
+        value = getattr(self, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"algorithm.{name} must be finite, got {value}. Leave it out.")
+        if isinstance(default, Enum) and not isinstance(value, type(default)):
+            try:
+                object.__setattr__(self, name, type(default)(value))
+            except ValueError:
+                names = ", ".join(str(member.value) for member in type(default))
+                raise ValueError(
+                    f"algorithm.{name} must be one of {names}; got {value!r}."
+                ) from None
 
     @property
     def needs(self) -> Needs:

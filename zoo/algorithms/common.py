@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from zoo.algorithms.base import Algorithm
 from zoo.batch import Batch
-from zoo.functional import Surrogate, dead_groups, k1, masked_sum, sequence_logprobs
+from zoo.functional import (
+    KLEstimator,
+    Surrogate,
+    dead_groups,
+    k1,
+    masked_sum,
+    sequence_logprobs,
+)
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
@@ -30,6 +38,31 @@ def check_clip(clip_eps: float, clip_eps_high: float | None, kl_coef: float) -> 
             f"algorithm.kl_coef must be at least 0, got {kl_coef}: a negative price pays for "
             "drift. Use 0 for no reference."
         )
+
+
+def check_priced(algorithm: Any, **defaults: object) -> None:
+    """Refuse settings of the KL price where there is none: they would do nothing, silently."""
+    for name, default in defaults.items():
+        value = getattr(algorithm, name)
+        if algorithm.kl_coef == 0 and value != default:
+            raise ValueError(
+                f"algorithm.{name}={value} has no effect with algorithm.kl_coef=0. Set a price, as "
+                f"in algorithm.kl_coef=0.05, or leave {name} out."
+            )
+
+
+def warn_of_k1(kl_coef: float, estimator: KLEstimator) -> None:
+    """Say that k1 as a loss is noise (zoo.functional.kl has the table)."""
+    if kl_coef > 0 and estimator is KLEstimator.k1:
+        warnings.warn(
+            "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Try k3.",
+            stacklevel=4,
+        )
+
+
+def without_truncated(batch: Batch) -> Batch:
+    """No token of a completion that the length limit cut is trained, or counted in a mean."""
+    return batch.replace(completion_mask=batch.completion_mask & ~batch.truncated[:, None])
 
 
 def over_tokens(values: Tensor, batch: Batch) -> Tensor:
@@ -57,9 +90,14 @@ def old_logprobs(algorithm: Algorithm, batch: Batch, models: Models) -> Tensor |
 
 
 def start_logprobs(old: Tensor | None, batch: Batch, models: Models) -> Tensor:
-    """[B, T] log-probs of the policy that sampled: `old`, the sampler's own, or a forward."""
-    known = old if old is not None else batch.sampling_logprobs
-    return known if known is not None else models.policy_logprobs(batch)
+    """[B, T] log-probs of the policy before the step: `old`, the sampler's own, or a forward.
+
+    The sampler's only where it decodes with the policy's own weights: a bfloat16 copy's rounding
+    would be priced as drift, and KL would not be 0 at the start.
+    """
+    if old is None and models.sampler_is_policy:
+        old = batch.sampling_logprobs
+    return old if old is not None else models.policy_logprobs(batch)
 
 
 def surrogate_metrics(

@@ -7,6 +7,8 @@
 Refilling is the source's: `rollout.max_rounds` rounds at most, then it goes on with fewer groups;
 what the dropped ones cost is counted as wasted. The soft punishment of long completions is a reward
 (`zoo.rewards.shaping.LengthPenalty`, as in reward=verifier_overlong), so that it is logged as one.
+`mask_truncated` is the other choice, overlong filtering: a completion that was cut leaves the loss,
+numerator and denominator alike, while its reward stays in its group's statistics.
 No reference: the paper drops the KL price.
 
 Source: Yu et al. 2025, arXiv:2503.14476, eq. 8 and 11 (loss, dynamic sampling), §3.4 (overlong).
@@ -34,6 +36,7 @@ class DAPO(Algorithm):
     clip_eps: float = 0.2  # ε_low
     clip_eps_high: float | None = 0.28  # ε_high; room for rare tokens to grow
     drop_equal_groups: bool = True  # dynamic sampling; see rollout.max_rounds
+    mask_truncated: bool = False  # overlong filtering: a completion that was cut is in no loss
     average: Average = Average.token
 
     name: ClassVar[str] = "dapo"
@@ -52,6 +55,7 @@ class DAPO(Algorithm):
         return ~dead_groups(batch.rewards, batch.group_size, batch.scored).dead
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
+        batch = common.without_truncated(batch) if self.mask_truncated else batch
         assert batch.rewards is not None
         advantages = group_advantages(batch.rewards, batch.group_size, scored=batch.scored)
         return batch.replace(

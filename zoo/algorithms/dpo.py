@@ -5,7 +5,13 @@
 
 with log-probs summed over completion tokens. ε = 0 is DPO (Rafailov et al. 2023,
 arXiv:2305.18290, eq. 7); ε > 0 assumes a share ε of flipped labels (cDPO, eq. 3 of Mitchell's
-note, 2023). At the start m = 0 and L = ln 2.
+note, 2023). At the start m = 0 and L = ln 2. Other losses of the same margin:
+
+    loss=robust   L = (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε)       (arXiv:2403.00409)
+    loss=hinge    L = max(0, 1 − m), 1 at the start                      (arXiv:2305.10425)
+
+and with `nll_coef` = α any of them has α · −log π(y_w|x)/|y_w| added to it (Pang et al. 2024,
+arXiv:2404.19733, eq. 1), which keeps the chosen completion's likelihood up.
 
 The reference log-probs are the start's; a data-set source computes them once, caches them by
 content and model hash and frees the reference, so that training holds one model.
@@ -15,20 +21,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 from einops import rearrange
+from torch import Tensor
 
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.batch import Batch
-from zoo.functional import dpo_sigmoid, masked_sum, sequence_logprobs
+from zoo.functional import (
+    dpo_robust,
+    dpo_sigmoid,
+    hinge,
+    masked_sum,
+    nll_mixed,
+    sequence_logprobs,
+)
 from zoo.models.models import Models
+
+
+class PairLoss(StrEnum):
+    """What is made of the margin of a pair."""
+
+    sigmoid = "sigmoid"
+    robust = "robust"
+    hinge = "hinge"
 
 
 @dataclass(frozen=True)
 class DPO(Algorithm):
     beta: float = 0.1  # β; higher: stay closer to the reference
     label_smoothing: float = 0.0  # ε; assumed share of flipped preferences, below 0.5
+    loss: PairLoss = PairLoss.sigmoid
+    nll_coef: float = 0.0  # α; weight of the chosen completion's mean negative log-likelihood
 
     name: ClassVar[str] = "dpo"
 
@@ -40,6 +65,15 @@ class DPO(Algorithm):
             raise ValueError(
                 f"algorithm.label_smoothing must lie in [0, 0.5), got {self.label_smoothing}: "
                 "at 0.5 the labels carry no information. Try 0."
+            )
+        if self.loss is PairLoss.hinge and self.label_smoothing:
+            raise ValueError(
+                f"algorithm.label_smoothing={self.label_smoothing} has no effect with "
+                "algorithm.loss=hinge. Leave it out, or use loss=sigmoid or loss=robust."
+            )
+        if not self.nll_coef >= 0:
+            raise ValueError(
+                f"algorithm.nll_coef must be at least 0, got {self.nll_coef}. Use 0 for none."
             )
 
     @property
@@ -57,14 +91,12 @@ class DPO(Algorithm):
         reference = sequence_logprobs(batch.ref_logprobs, mask, average=False)
         chosen, rejected = rearrange(policy, "(n two) -> two n", two=2)  # [N] each
         ref_chosen, ref_rejected = rearrange(reference, "(n two) -> two n", two=2)
-        loss = dpo_sigmoid(
-            chosen,
-            rejected,
-            ref_chosen,
-            ref_rejected,
-            beta=self.beta,
-            label_smoothing=self.label_smoothing,
-        )
+        loss = self._loss(chosen, rejected, ref_chosen, ref_rejected)
+        metrics = {}
+        if self.nll_coef:
+            lengths = rearrange(mask.sum(1), "(n two) -> two n", two=2)[0]  # [N] of the chosen
+            loss = nll_mixed(loss, chosen, lengths, self.nll_coef)
+            metrics = {"nll": (-(chosen.detach() / lengths).sum(), batch.n_groups)}
         rewards_chosen = self.beta * (chosen - ref_chosen).detach()
         rewards_rejected = self.beta * (rejected - ref_rejected).detach()
         margin = rewards_chosen - rewards_rejected
@@ -73,6 +105,7 @@ class DPO(Algorithm):
             "policy",
             loss.sum() / batch.scale.groups,
             {
+                **metrics,
                 "margin": (margin.sum(), pairs),
                 "preference_accuracy": ((margin > 0).float().sum(), pairs),
                 "implicit_reward/chosen": (rewards_chosen.sum(), pairs),
@@ -82,3 +115,9 @@ class DPO(Algorithm):
                 "entropy": (masked_sum(out.entropy, mask), mask.sum()),
             },
         )
+
+    def _loss(self, *logprobs: Tensor) -> Tensor:
+        if self.loss is PairLoss.hinge:
+            return hinge(*logprobs, beta=self.beta)
+        function = dpo_robust if self.loss is PairLoss.robust else dpo_sigmoid
+        return function(*logprobs, beta=self.beta, label_smoothing=self.label_smoothing)

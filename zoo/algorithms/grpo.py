@@ -13,7 +13,6 @@ rewards has A = 0; with `kl_on_dead=false` its tokens do not feel the KL price e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,6 +42,7 @@ class GRPO(Algorithm):
     kl_estimator: KLEstimator = KLEstimator.k3
     kl_on_dead: bool = True  # groups of equal rewards still feel the KL price
     scale_by_std: bool = True  # False: Dr. GRPO
+    mask_truncated: bool = False  # leave completions that the limit cut out of the loss
     average: Average = Average.sequence
 
     name: ClassVar[str] = "grpo"
@@ -50,11 +50,8 @@ class GRPO(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         common.check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
-        if self.kl_coef > 0 and self.kl_estimator is KLEstimator.k1:
-            warnings.warn(
-                "algorithm.kl_estimator=k1 in the loss has no KL gradient on average. Try k3.",
-                stacklevel=2,
-            )
+        common.check_priced(self, kl_estimator=KLEstimator.k3, kl_on_dead=True)
+        common.warn_of_k1(self.kl_coef, self.kl_estimator)
 
     @property
     def needs(self) -> Needs:
@@ -62,6 +59,7 @@ class GRPO(Algorithm):
         return Needs(DataKind.prompts, kl, min_group_size=2, silent_without_advantage=not kl)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
+        batch = common.without_truncated(batch) if self.mask_truncated else batch
         assert batch.rewards is not None
         advantages = group_advantages(
             batch.rewards, batch.group_size, scored=batch.scored, scale_by_std=self.scale_by_std

@@ -31,7 +31,13 @@ from typing import Any, ClassVar
 import torch
 
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
-from zoo.algorithms.common import check_clip, old_logprobs, surrogate_metrics
+from zoo.algorithms.common import (
+    check_clip,
+    check_priced,
+    old_logprobs,
+    start_logprobs,
+    surrogate_metrics,
+)
 from zoo.batch import Batch
 from zoo.distributed import pooled
 from zoo.functional import (
@@ -92,6 +98,7 @@ class PPO(Algorithm):
             )
 
     def _check_kl(self) -> None:
+        check_priced(self, kl_estimator=KLEstimator.k1)
         for key in ("kl_target", "kl_stop"):
             if getattr(self, key) is not None and not getattr(self, key) > 0:
                 raise ValueError(
@@ -105,6 +112,11 @@ class PPO(Algorithm):
         if self.kl_horizon < 1:
             raise ValueError(
                 f"algorithm.kl_horizon must be at least 1 step, got {self.kl_horizon}."
+            )
+        if self.kl_target is None and self.kl_horizon != PPO.kl_horizon:
+            raise ValueError(
+                f"algorithm.kl_horizon={self.kl_horizon} has no effect without algorithm.kl_target"
+                ". Set a target, or leave kl_horizon out."
             )
         if self.kl_stop is not None and self.updates_per_step == 1:
             raise ValueError(
@@ -133,10 +145,7 @@ class PPO(Algorithm):
         kl = torch.zeros_like(batch.input_ids, dtype=torch.float32)
         if self.kl_coef > 0:
             reference = models.reference_logprobs(batch)
-            now = old
-            if now is None and models.sampler_is_policy:  # before the only update: a forward saved
-                now = batch.sampling_logprobs
-            now = now if now is not None else models.policy_logprobs(batch)
+            now = start_logprobs(old, batch, models)
             kl = kl_penalty(now, reference, mask, self.kl_estimator)
             batch = batch.replace(ref_logprobs=reference)
         price = models.state.get("kl_coef", self.kl_coef)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from zoo.config import ConfigError
+from zoo.data.source import Group
+from zoo.data.tokenize import Truncation, truncate_row
 from zoo.types import Prompt
 
 T = TypeVar("T")
@@ -27,6 +30,7 @@ def fitting(
     what: str,
     way_out: str,
     share: float = SHARE,
+    limit_name: str = "the model's context",
 ) -> tuple[list[T], str]:
     """The rows that fit the model's context, and a sentence about those left out ("" for none).
 
@@ -35,6 +39,7 @@ def fitting(
         context: of the model, in tokens.
         what: the rows' name in messages.
         share: the largest that may be left out.
+        limit_name: what `context` is, in messages.
     Raises:
         ConfigError: no rows at all, or more than `share` of them too long; names the first.
     """
@@ -46,7 +51,7 @@ def fitting(
     named = ", ".join(f"{name(row)} ({tokens(row)})" for row in long[:NAMED])
     more = f" and {len(long) - NAMED} more" if len(long) > NAMED else ""
     told = (
-        f"{len(long)} of {len(rows)} {what} need more tokens than the model's context of "
+        f"{len(long)} of {len(rows)} {what} need more tokens than {limit_name} of "
         f"{context}: {named}{more}"
     )
     if len(long) > share * len(rows):
@@ -74,4 +79,53 @@ def fitting_prompts(
         what=what,
         way_out=f"{first}, or use a model with a longer one.",
         share=share,
+    )
+
+
+def cut_groups(
+    groups: Sequence[Group], max_length: int, how: Truncation
+) -> tuple[list[Group], str]:
+    """The groups with rows of at most `max_length` tokens, and a sentence about them ("" for none).
+
+    The rows of a group go on sharing one prompt: keep_end takes as much of it as the longest
+    completion leaves room for. A group with a row of which nothing would be left to train is left
+    out whole: half a pair says nothing.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    found = [cut_group(group, max_length, how) for group in groups]
+    kept = [group for group in found if group is not None]
+    cut = sum(new is not None and new is not old for old, new in zip(groups, found, strict=True))
+    dropped = len(groups) - len(kept)
+    told = f"{cut} of {len(groups)} training rows were cut to {max_length} tokens ({how})"
+    told += f", and {dropped} left out, with no completion token left to train"
+    if not kept:
+        raise ConfigError(f"{told}. Raise train.max_row_tokens, or use shorter prompts.")
+    return kept, f"{told}." if cut or dropped else ""
+
+
+def cut_group(group: Group, max_length: int, how: Truncation) -> Group | None:
+    """One group, cut (the same object where all of it fits); None: nothing to train is left."""
+    prompt = group.prompt.token_ids
+    longest = max(group.completions, key=len)
+    if len(prompt) + len(longest) <= max_length:
+        return group
+    if how is Truncation.keep_start:
+        rows = [truncate_row(prompt, c, max_length, how) for c in group.completions if c]
+        if None in rows:
+            return None
+        cut = iter(row[1] for row in rows if row is not None)
+        completions = [next(cut) if c else () for c in group.completions]  # (): an empty place
+    else:
+        row = truncate_row(prompt, longest, max_length, how)
+        several = len(group.completions) > 1
+        if row is None or (several and len(longest) >= max_length):
+            return None  # several rows would have no prompt in common
+        prompt = tuple(row[0])
+        completions = group.completions if several else [row[1]]
+    return replace(
+        group,
+        prompt=replace(group.prompt, token_ids=prompt),
+        completions=tuple(tuple(c) for c in completions),
     )

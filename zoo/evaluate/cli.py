@@ -61,7 +61,7 @@ def model_overrides(value: str) -> list[str]:
     if value in names:
         return [f"model={value}"]
     folder = Path(value).expanduser()
-    if (folder / "policy" / "config.json").exists():
+    if any((folder / "policy" / name).exists() for name in ("config.json", "adapter_config.json")):
         folder = folder / "policy"
     if folder.exists() or "/" in value:
         path = str(folder) if folder.exists() else value

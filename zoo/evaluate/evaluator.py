@@ -15,7 +15,7 @@ from zoo.batch import Batch, collate
 from zoo.distributed import gathered, rank, world_size
 from zoo.functional import pass_at_k
 from zoo.models.policy import Policy
-from zoo.rewards.score import score
+from zoo.rewards.score import PATIENCE, Patience, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.types import Completion, EvaluationSet, Prompt
 
@@ -64,6 +64,7 @@ class Evaluator:
     # a fresh copy of the start for the drift, or None not to measure it
     load_start: Callable[[], Policy] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    patience: Patience = PATIENCE  # how long a verifier may take, and what its failure means
 
     def evaluate(
         self, policy: Policy, *, progress: Callable[[str, int], Progress] | None = None
@@ -89,7 +90,7 @@ class Evaluator:
         mine = list(range(min(problems, len(item.prompts))))[rank() :: world_size()]
         prompts = [item.prompts[i] for i in mine]
         completions = self._generate(item.name, prompts, mine, 1, temperature=0.0)
-        scores = score(item.verifier, prompts, [c[0] for c in completions]).total
+        scores = score(item.verifier, prompts, [c[0] for c in completions], self.patience).total
         right, count = (
             sum(column)
             for column in zip(
@@ -152,7 +153,7 @@ class Evaluator:
             groups = self._generate(item.name, prompts, indices, n, temperature)
             flat = [c for group in groups for c in group]
             repeated = [p for p in prompts for _ in range(n)]
-            scores = score(item.verifier, repeated, flat)
+            scores = score(item.verifier, repeated, flat, self.patience)
             reasons = scores.reasons or [""] * len(flat)
             for k, row in enumerate(rows):
                 own = range(k * n, (k + 1) * n)
