@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, Qwen3
 
 from tests.models.tiny import MODELS, VOCABULARY, llama, ragged_batch
 from zoo.batch import Batch, collate
+from zoo.models import flex, packing
 from zoo.models.critic import Critic
 from zoo.models.packing import Layout, read
 from zoo.models.policy import Policy
+from zoo.models.twin import Twin
 
 SHAPES: dict[str, Any] = {
     "pairs": {"n_groups": 4, "group_size": 2},
@@ -216,3 +218,42 @@ def test_normed_queries_and_keys_are_packed_too() -> None:
     found, wanted = policy(batch).logprobs, Policy(model)(batch).logprobs
     assert policy.trunk.packed
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tied", "one key head"])
+def test_flex_attention_sees_what_the_matrix_products_see(name: str) -> None:
+    """Its forward pass; a CPU has no other."""
+    heads = {"tied": {}, "one key head": {"num_key_value_heads": 1}}[name]
+    model, batch = llama(**heads), ragged_batch()
+    layout = Layout.of(batch, torch.float32)
+    rows, columns = batch.attention_mask.nonzero(as_tuple=True)
+    states = []
+    with torch.no_grad():
+        for attention in (packing.ATTENTION, flex.ATTENTION):
+            body = Twin(model, attention)()
+            states.append(layout.hidden(body.base_model)[layout.place[rows, columns]])
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-5)
+
+
+def test_a_token_sees_its_prompt_and_its_own_completion_before_it() -> None:
+    # Prompts [5, 6] and [7]; two completions of the first, one of the second (and one empty).
+    batch = collate(
+        [[5, 6], [5, 6], [7], [7]],
+        [[1, 2], [3], [4], []],
+        group_size=2,
+        prompt_ids=["a", "b"],
+    )
+    layout = Layout.of(batch, torch.float32)
+    # The packed row: 5 6 | 7 | 1 2 | 3 | 4
+    order = layout.input_ids[0, : layout.tokens].tolist()
+    assert order == [5, 6, 7, 1, 2, 3, 4]
+    seen = {1: [5, 6, 1], 2: [5, 6, 1, 2], 3: [5, 6, 3], 4: [7, 4], 5: [5], 6: [5, 6], 7: [7]}
+    sees = flex.block_mask(layout).mask_mod
+    zero = torch.tensor(0)
+    for query, token in enumerate(order):
+        found = [
+            order[key]
+            for key in range(len(order))
+            if bool(sees(zero, zero, torch.tensor(query), torch.tensor(key)))
+        ]
+        assert found == seen[token]

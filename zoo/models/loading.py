@@ -22,8 +22,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from zoo.config import ConfigError, ModelConfig
+from zoo.models.lora import (
+    adapted,
+    adapter_base,
+    add_adapter,
+    check_lora,
+    is_adapter,
+    load_merged,
+    need_peft,
+    resume_adapter,
+    save_adapter,
+)
 from zoo.seeds import derive_seed
 
 
@@ -59,7 +71,18 @@ def check_model_config(config: ModelConfig) -> None:
             "model.matmul_precision must be highest, high or medium, got "
             f"{config.matmul_precision}. highest is float32 as it is."
         )
-    if config.path is not None and looks_local(config.path):
+    check_attention(config.attention, "model.attention")
+    check_lora(config)
+    for key in ("critic", "tokenizer"):
+        path = getattr(config, key)
+        if path is not None and looks_local(path) and not Path(path).expanduser().exists():
+            raise ConfigError(
+                f"model.{key}={path} does not exist. Give a folder, a hub name or null."
+            )
+    if is_adapter(config.path):
+        need_peft(f"the adapter model.path={config.path}")
+        adapter_base(config)
+    elif config.path is not None and looks_local(config.path):
         path = Path(config.path).expanduser()
         if not path.exists():
             raise ConfigError(
@@ -71,6 +94,21 @@ def check_model_config(config: ModelConfig) -> None:
                 f"model.path={config.path} is a folder without config.json, so no transformers "
                 "model. A finished run keeps its policy in the folder policy/ of the run."
             )
+
+
+def check_attention(name: str, where: str) -> None:
+    """Refuse a name that transformers has no attention for; hub kernels (owner/name) pass.
+
+    Raises:
+        ConfigError: names the known ones.
+    """
+    known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.keys()})
+    plain = [one for one in known if "|" not in one and not one.startswith("zoo")]
+    if name not in known and "/" not in name:
+        raise ConfigError(
+            f"{where} must be an attention of transformers ({', '.join(plain)}), got {name!r}. "
+            f"Use {where}=sdpa."
+        )
 
 
 def reading(config: ModelConfig) -> dict[str, Any]:
@@ -86,9 +124,10 @@ def looks_local(path: str) -> bool:
 
 def with_fetched(config: ModelConfig) -> ModelConfig:
     """The model section with a hub name replaced by what `zoo fetch` converted, if it did."""
-    from zoo.models.fetch import fetched_folder, is_fetched
+    from zoo.models.fetch import check_fetched, fetched_folder, is_fetched
 
     if config.fetch is not None and is_fetched(config.fetch):
+        check_fetched(config.fetch)
         return replace(config, path=str(fetched_folder(config.fetch)), fetch=None, revision=None)
     return config
 
@@ -96,6 +135,8 @@ def with_fetched(config: ModelConfig) -> ModelConfig:
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the model."""
     name = config.tokenizer or config.path
+    if is_adapter(name) and not any(Path(str(name)).expanduser().glob("tokenizer*")):
+        return load_tokenizer(adapter_base(config))  # peft itself saves none
     if name == "arithmetic":
         from zoo.data.tokenizer import arithmetic_tokenizer
 
@@ -115,19 +156,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
     """The causal LM, on the CPU, in `config.dtype`, gradients on, dropout untouched.
 
+    An adapter folder is merged into the model that it adapts.
+
     Raises:
         ConfigError: nothing at the path, or no hub within reach.
     """
     transformers.utils.logging.disable_progress_bar()  # the run has a display of its own
     dtype = getattr(torch, config.dtype)
     if config.architecture is not None:
-        values = dict(config.architecture)
-        described = AutoConfig.for_model(values.pop("model_type"), **values)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "initial weights"))
-            model = AutoModelForCausalLM.from_config(
-                described, dtype=dtype, attn_implementation=config.attention
-            )
+            model = _from_scratch(config, dtype)
+    elif is_adapter(config.path):
+        return load_merged(config, load_model(adapter_base(config), seed))
     elif config.path is not None and config.path.endswith(".gguf"):
         model = load_gguf(Path(config.path).expanduser(), dtype, config.attention)
     else:
@@ -139,9 +180,62 @@ def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
             dtype=dtype,
             attn_implementation=config.attention,
         )
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.activation_checkpointing:
+        _recompute_activations(model)
     return model
+
+
+def _from_scratch(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    values = dict(config.architecture or {})
+    kind = values.pop("model_type")
+    try:
+        described = AutoConfig.for_model(kind, **values)
+        return AutoModelForCausalLM.from_config(
+            described, dtype=dtype, attn_implementation=config.attention
+        )
+    except Exception as error:  # each architecture refuses in its own way
+        cause = error.__cause__ or error  # transformers' validation wraps what it found
+        reason = " ".join(str(cause).split())[:240] or type(cause).__name__
+        raise ConfigError(
+            f"model.architecture (model_type={kind}) makes no language model: {reason}. See its "
+            "settings with `zoo --cfg job --package model`."
+        ) from error
+
+
+def load_trained(config: ModelConfig, seed: int = 0) -> tuple[PreTrainedModel, str]:
+    """The causal LM as it is trained, with its adapter where there is one, and its start's hash.
+
+    With `model.lora`, a folder that holds an adapter is trained further, and any other model gets
+    a fresh one, whose hash is that of the model alone.
+
+    Raises:
+        ConfigError: see `load_model`, `add_adapter` and `resume_adapter`.
+    """
+    if config.adapter is not None and is_adapter(config.path):
+        model = resume_adapter(load_base(config, seed), config)
+        return model, weights_hash(model)
+    model = load_model(config, seed)
+    found = weights_hash(model)  # of a fresh adapter neither names nor dtypes are part
+    return model if config.adapter is None else add_adapter(model, config, seed), found
+
+
+def load_base(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
+    """The model that an adapter is trained on: that of an adapter folder, or the start itself."""
+    return load_model(adapter_base(config) if is_adapter(config.path) else config, seed)
+
+
+def _recompute_activations(model: Any) -> None:
+    older = getattr(model, "gradient_checkpointing_enable", None)  # its former name
+    enable = getattr(model, "activation_checkpointing_enable", older)
+    assert enable is not None
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(
+            f"model.activation_checkpointing: {type(model).__name__} cannot recompute its "
+            f"activations ({error}). Use model.activation_checkpointing=false and a smaller "
+            "train.micro_batch_tokens."
+        ) from error
 
 
 def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -238,7 +332,13 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """An ordinary transformers folder: model, tokenizer, generation settings."""
+    """An ordinary transformers folder: model, tokenizer, generation settings.
+
+    Of a model with an adapter, the adapter alone, as a folder of peft.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    if adapted(model):
+        save_adapter(model, folder)
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ class Models:
     reward_model: Any = None  # RewardModel(Batch) → scores [B]
     state: dict[str, float] = field(default_factory=dict)
     micro_batch_tokens: int = 8192
+    reference_home: torch.device | None = None  # where it waits while it is not used
     # the sampler decodes with the policy's own weights, not with a copy in another precision
     sampler_is_policy: bool = False
 
@@ -80,7 +82,8 @@ class Models:
                 "the algorithm reads reference log-probs but its `needs.reference` is False, "
                 "so no reference was loaded. Return Needs(reference=True) from `needs`."
             )
-        return self.in_micro_batches(batch, lambda b: (self.reference(b).logprobs,))[0]
+        with visiting(self.reference, batch.device, self.reference_home):
+            return self.in_micro_batches(batch, lambda b: (self.reference(b).logprobs,))[0]
 
     def critic_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """values [B, T] before each token and final [B] after the last, without gradient."""
@@ -91,6 +94,22 @@ class Models:
 
         values, final = self.in_micro_batches(batch, forward)
         return values, final
+
+
+@contextmanager
+def visiting(module: nn.Module, device: torch.device, home: torch.device | None) -> Iterator[None]:
+    """The module is on `device` inside, and at `home` afterwards; home None: it stays where it is.
+
+    Written for a GPU and not run on one: the movements are tested, what they save is not measured.
+    """
+    if home is None:
+        yield
+        return
+    module.to(device)
+    try:
+        yield
+    finally:
+        module.to(home)
 
 
 def _widen(value: Tensor, width: int) -> Tensor:

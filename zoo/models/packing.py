@@ -9,6 +9,7 @@ padded blocks, prompts [N, P] and completions [N, G, C], in one call a layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ class Layout:
     home: Tensor  # [M]: place in prompts and completions, flattened and joined
     bias: Tensor  # [N, 1, C, P + C] 0 or −inf: what a completion's token sees
     causal: Tensor  # [P, P] 0 or −inf
+
+    @cached_property
+    def seen(self) -> Any:
+        """What a token sees, as flex_attention takes it; one for all layers."""
+        from zoo.models.flex import block_mask
+
+        return block_mask(self)
 
     @staticmethod
     def of(batch: Batch, dtype: torch.dtype) -> Layout:

@@ -48,7 +48,7 @@ def check_untouched(name: str, policy: Path, found: str) -> None:
     """
     try:
         summary = json.loads((policy.parent / "summary.json").read_text(encoding="utf-8"))
-        saved = summary.get("policy_hash", found)
+        saved = summary.get("policy_hash") or found
     except (OSError, ValueError, AttributeError):
         saved = "unreadable"
     if saved != found:

@@ -17,7 +17,9 @@ from transformers import (
 from zoo.batch import Batch
 from zoo.config import ConfigError, ModelConfig
 from zoo.models.loading import from_hub
+from zoo.models.lora import merge_into
 from zoo.models.policy import disable_dropout
+from zoo.models.trunk import Trunk
 from zoo.seeds import torch_generator
 
 # In the config.json of a saved reward model: mean and deviation of its scores when last judged.
@@ -34,7 +36,8 @@ class RewardModel(nn.Module):
     the weights are; dropout is off.
 
     It wraps a transformers sequence classifier with one label. Encoders, whose classifier reads
-    the row in its own way (a pooled first token), are called as they are.
+    the row in its own way (a pooled first token), are called as they are. `packed` and
+    `compute_dtype` are those of `Policy`.
 
     Raises:
         ConfigError: more labels than one.
@@ -43,7 +46,13 @@ class RewardModel(nn.Module):
     score_mean: Tensor
     score_std: Tensor
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        packed: bool = False,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if model.config.num_labels != 1:
             raise ConfigError(
@@ -53,6 +62,7 @@ class RewardModel(nn.Module):
         disable_dropout(model)
         self.model = model
         self.head = getattr(model, "score", None)  # None: the model's own way
+        self.trunk = None if self.head is None else Trunk(model, packed, compute_dtype)
         # Of the scores of the last evaluation; `reward=learned` can take them off again.
         self.register_buffer("score_mean", torch.tensor(float(getattr(model.config, MEAN, 0.0))))
         self.register_buffer(
@@ -61,7 +71,10 @@ class RewardModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """[B] float32 scores, with gradient."""
-        return self.scores(batch.input_ids, batch.attention_mask)
+        if self.trunk is None:
+            return self.scores(batch.input_ids, batch.attention_mask)
+        every = torch.arange(batch.n_rows, device=batch.device)
+        return self._read(self.trunk(batch).at(every, batch.lengths - 1))
 
     def scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """[B] float32 scores of rows padded on either side.
@@ -78,7 +91,11 @@ class RewardModel(nn.Module):
             input_ids=input_ids, attention_mask=mask, use_cache=False
         ).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)
-        read = hidden[rows, last_real(attention_mask)]
+        return self._read(hidden[rows, last_real(attention_mask)])
+
+    def _read(self, read: Tensor) -> Tensor:
+        """The head on the states [B, H] of the last tokens."""
+        assert self.head is not None
         wide = torch.promote_types(read.dtype, torch.float32)
         bias = None if self.head.bias is None else self.head.bias.to(wide)
         return nn.functional.linear(read.to(wide), self.head.weight.to(wide), bias).squeeze(-1)
@@ -105,10 +122,17 @@ def last_real(attention_mask: Tensor) -> Tensor:
     return torch.where(attention_mask.bool(), columns, -1).amax(1)
 
 
-def from_policy(model: PreTrainedModel, seed: int) -> RewardModel:
+def from_policy(
+    model: PreTrainedModel,
+    seed: int,
+    *,
+    packed: bool = False,
+    compute_dtype: torch.dtype | None = None,
+) -> RewardModel:
     """A reward model on the backbone of a causal LM (shared, not copied), with a fresh head.
 
     The head's weights are drawn from N(0, 1/(d + 1)), so scores start near 0 with a spread near 1.
+    They are in the dtype of the weights under training (those of an adapter, where there is one).
 
     Raises:
         ConfigError: transformers has no sequence classifier of this architecture, or one that does
@@ -133,11 +157,22 @@ def from_policy(model: PreTrainedModel, seed: int) -> RewardModel:
     width = head.in_features
     weight = torch.randn(1, width, generator=torch_generator(seed, "reward head"))
     # Without the default draws, which would move the global generator.
-    fresh: Any = nn.utils.skip_init(nn.Linear, width, 1, bias=False, dtype=model.dtype)
+    own = next((p.dtype for p in model.parameters() if p.requires_grad), model.dtype)
+    fresh: Any = nn.utils.skip_init(nn.Linear, width, 1, bias=False, dtype=own)
     with torch.no_grad():
         fresh.weight.copy_(weight / (width + 1) ** 0.5)
     shell.score = fresh
-    return RewardModel(shell)
+    return RewardModel(shell, packed=packed, compute_dtype=compute_dtype)
+
+
+def merged_reward_model(trained: RewardModel, base: PreTrainedModel) -> RewardModel:
+    """A reward model without its adapter, which is added to the weights of `base` (in place)."""
+    made = from_policy(base, 0)
+    merge_into(base, trained.model)
+    with torch.no_grad():
+        made.model.score.weight.copy_(trained.model.score.weight)  # pyright: ignore
+    made.remember(float(trained.score_mean), float(trained.score_std))
+    return made
 
 
 def load_reward_model(config: ModelConfig) -> RewardModel:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.batch import Batch, collate
-from zoo.models import packing
+from zoo.models import flex, packing
 from zoo.models.twin import Casts, Twin
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of packed against padded, relative
@@ -50,8 +50,8 @@ class Trunk:
         if compute_dtype is not None and own != {compute_dtype}:
             self.casts = Casts(model, compute_dtype)
         self._padded = Twin(model, None, self.casts) if self.casts is not None else None
-        self._packed = Twin(model, packing.ATTENTION, self.casts) if packed else None
-        self._longest = min(packing.LONGEST, _window(model))
+        self._packed: Twin | None = None
+        self._longest = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,22 +103,33 @@ class Trunk:
         self.packed = False
         padded = self(batch).at(rows, columns)
         reason = ""
-        try:
-            self.packed = True
-            packed = self(batch).at(rows, columns)
-            gap = float((packed - padded).abs().max() / padded.abs().max().clamp_min(1e-6))
-            limit = _TOLERANCE.get(padded.dtype, 0.05)
-            if not gap < limit:
+        for attention in _ways(batch.device):
+            self.packed, self._packed = True, Twin(self.model, attention, self.casts)
+            self._longest = _window(self.model)
+            if attention == packing.ATTENTION:
+                self._longest = min(self._longest, packing.LONGEST)
+            try:
+                packed = self(batch).at(rows, columns)
+                gap = float((packed - padded).abs().max() / padded.abs().max().clamp_min(1e-6))
+                limit = _TOLERANCE.get(padded.dtype, 0.05)
+                if gap < limit:
+                    return True
                 reason = f"its states differ by {gap:.2g} of the largest (limit {limit:.0e})"
-        except Exception as error:  # whatever a model of unknown make does with the packed row
-            reason = f"{type(error).__name__}: {error}"
-        if reason:
-            warnings.warn(
-                f"{type(self.model).__name__} cannot read packed rows ({reason}), so padded ones "
-                "are used: right, but slower. model.packed=false says the same without trying.",
-                stacklevel=2,
-            )
-        return not reason
+            except Exception as error:  # whatever a model of unknown make does with the packed row
+                reason = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"{type(self.model).__name__} cannot read packed rows ({reason}), so padded ones "
+            "are used: right, but slower. model.packed=false says the same without trying.",
+            stacklevel=2,
+        )
+        return False
+
+
+def _ways(device: torch.device) -> list[str]:
+    """Attention over packed rows, the better one for the device first."""
+    if device.type == "cuda" and flex.differentiates(device):
+        return [flex.ATTENTION, packing.ATTENTION]
+    return [packing.ATTENTION]
 
 
 def _backbone(body: Any) -> Any:
@@ -129,7 +140,7 @@ def _window(model: nn.Module) -> int:
     """The shortest span that a layer of the model attends to, as its configuration says."""
     config: Any = getattr(model, "config", None)
     if config is None:
-        return packing.LONGEST
+        return 2**31
     config = config.get_text_config()
     spans = [getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")]
-    return min([int(s) for s in spans if s] or [packing.LONGEST])
+    return min([int(s) for s in spans if s], default=2**31)

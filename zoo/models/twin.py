@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from zoo.models.fused import keep_less
 
 # Linear maps of one input; their copies lie one after the other
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -29,7 +32,8 @@ class Casts:
 
     The module keeps the masters. A copy follows them when they have been written to (an optimizer
     step, a loaded checkpoint), and a gradient that arrives at a copy goes to its master in the
-    master's dtype: arithmetic in bfloat16, weights and accumulated gradients in float32.
+    master's dtype: arithmetic in bfloat16, weights and accumulated gradients in float32. A weight
+    that has the dtype already (see `cast_frozen`) is not copied.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
@@ -39,12 +43,8 @@ class Casts:
         self._copies: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Tensor, int, int, int]] = {}
         self._joined: dict[int, list[Tensor]] = {}
-        for child in module.modules():
-            for names in JOINED:
-                parts: list[Any] = [getattr(child, name, None) for name in names]
-                weights = [p.weight for p in parts if isinstance(p, nn.Linear)]
-                if len(weights) == len(names):
-                    self._joined |= {id(w): weights for w in weights}
+        for weights in _in_rows(module):
+            self._joined |= {id(w): weights for w in weights}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Casts:
         made = memo[id(self)] = Casts(copy.deepcopy(self.module, memo), self.dtype)
@@ -71,6 +71,9 @@ class Casts:
         for master in self.module.parameters():
             assert master.is_floating_point(), "weights of integers have no other precision"
             key = id(master)
+            if master.dtype == self.dtype:
+                self._copies[key] = master
+                continue
             steps = _optimizer_steps if master.requires_grad else 0
             state = (master._version, master.data_ptr(), steps)
             seen = self._seen.get(key)
@@ -82,12 +85,49 @@ class Casts:
             known.copy_(master)
             self._seen[key] = (master, *state)
 
+    def copies(self) -> list[Tensor]:
+        """The copies there are now, for those who count bytes."""
+        return [copy for copy in self._copies.values() if not isinstance(copy, nn.Parameter)]
+
     def of(self, master: Tensor, trains: bool) -> Tensor:
         """The copy of a master; with a way back for the gradient where one is wanted."""
         if trains and master.requires_grad:
             with torch.enable_grad():
                 return _Cast.apply(master, self._copies[id(master)])  # pyright: ignore
         return self._copies[id(master)]
+
+
+@torch.no_grad()
+def cast_frozen(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Put the weights that are not trained into `dtype` (None: leave them), in place.
+
+    What takes no step needs no master: its cast serves alone. Projections of one input come to lie
+    in a row, as `Casts` lays them. Buffers keep their dtype.
+    """
+    if dtype is None:
+        return
+    done: set[int] = set()
+    for weights in _in_rows(module):
+        if any(w.requires_grad or w.dtype == dtype for w in weights):
+            continue
+        room = torch.cat([w.to(dtype) for w in weights])
+        for weight, piece in zip(weights, room.split([len(w) for w in weights]), strict=True):
+            weight.data = piece
+            done.add(id(weight))
+    for weight in module.parameters():
+        if not weight.requires_grad and id(weight) not in done:
+            weight.data = weight.data.to(dtype)
+
+
+def _in_rows(module: nn.Module) -> Iterator[list[Tensor]]:
+    """The weights that belong in a row: of linear maps that read the same input."""
+    for child in module.modules():
+        for names in JOINED:
+            parts: list[Any] = [getattr(child, name, None) for name in names]
+            parts = [getattr(part, "base_layer", part) for part in parts]  # below an adapter
+            weights = [p.weight for p in parts if isinstance(p, nn.Linear)]
+            if len(weights) == len(names) and len({w.shape[1:] for w in weights}) == 1:
+                yield weights
 
 
 class _Cast(torch.autograd.Function):
@@ -171,6 +211,7 @@ class Twin:
         self._body = copy.deepcopy(self.source, memo)
         if self.attention is not None:
             self._body.set_attn_implementation(self.attention)
+            keep_less(self._body)
         self._weights = [
             (mine, name, theirs)
             for mine, theirs in zip(self._body.modules(), self.source.modules(), strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ class PlainDecoding:
         mask: [P, width] int64 left-padded attention mask of the prompts.
         n: samples of each prompt.
     """
+
+    joins = False  # no other prompts while some decode
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
         cache.batch_repeat_interleave(n)
@@ -52,14 +56,23 @@ class PlainDecoding:
         self.cache.batch_select_indices(rows)
         self.mask = self.mask[rows]
 
+    def aside(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def join(self, cache: DynamicCache, mask: Tensor, n: int) -> None:
+        raise NotImplementedError("a row of transformers' own cache has the past of all others")
+
 
 class BlockDecoding:
     """The model's own forward over a contiguous cache, with attention by two matrix products.
 
     The cache of a layer is one block of columns, grown by 32 at a time, and attention runs over
     the whole block under an additive mask: a slice of a larger cache would be copied before every
-    product. On a CPU that is ten times faster than SDPA with one query.
+    product. On a CPU that is ten times faster than SDPA with one query. A key carries its position,
+    so a row may lie anywhere in the block: new rows end where the others' newest column is.
     """
+
+    joins = True
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
         self.model = model
@@ -86,6 +99,15 @@ class BlockDecoding:
     def __exit__(self, *_: Any) -> None:
         self.model.set_attn_implementation(self._before)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The model's own attention inside, to read prompts with."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
     def step(self, tokens: Tensor) -> Tensor:
         """[R] newest tokens → [R, V] logits of the next ones."""
         self._open_column()
@@ -98,6 +120,25 @@ class BlockDecoding:
         """Go on with these rows only."""
         self.cache.keep(rows)
         self.mask, self.position = self.mask[rows], self.position[rows]
+
+    def join(self, cache: DynamicCache, mask: Tensor, n: int) -> None:
+        """Add n rows of each prompt in `cache`, whose [P, width] mask is left-padded."""
+        seen = mask.shape[1]
+        self._shift(seen)
+        self.cache.join(cache, n)
+        more = self.mask.new_full((mask.shape[0] * n, self.cache.width), -torch.inf)
+        real = mask.repeat_interleave(n, 0).bool()
+        more[:, self.cache.used - seen : self.cache.used].masked_fill_(real, 0)
+        self.mask = torch.cat([self.mask, more])
+        self.position = torch.cat([self.position, mask.sum(1).repeat_interleave(n, 0)])
+
+    def _shift(self, needed: int) -> None:
+        """Drop columns that no row sees any more, or open some, so that `needed` lie behind."""
+        first = int((self.mask == 0).any(0).to(torch.uint8).argmax())
+        columns = -(min(first, self.cache.used - needed) // COLUMNS) * COLUMNS  # to open
+        if columns:
+            self.mask = F.pad(self.mask, (columns, 0), value=-torch.inf)
+            self.cache.shift(columns)
 
     def _open_column(self) -> None:
         if self.cache.used == self.cache.width:
@@ -133,6 +174,23 @@ class BlockCache(Cache):
         for layer in self.layers:
             layer.keys = F.pad(layer.keys, (0, 0, 0, COLUMNS))  # pyright: ignore
             layer.values = F.pad(layer.values, (0, 0, 0, COLUMNS))  # pyright: ignore
+
+    def shift(self, columns: int) -> None:
+        """Open columns in front, or if negative, drop some."""
+        self.width += columns
+        self.used += columns
+        for layer in self.layers:
+            layer.keys = F.pad(layer.keys, (0, 0, columns, 0)).contiguous()  # pyright: ignore
+            layer.values = F.pad(layer.values, (0, 0, columns, 0)).contiguous()  # pyright: ignore
+
+    def join(self, prompts: DynamicCache, n: int) -> None:
+        """n more rows of each prompt; the last column of the prompts is the newest one here."""
+        for layer, more in zip(self.layers, prompts.layers, strict=True):
+            for name in ("keys", "values"):
+                new = getattr(more, name)
+                start = self.used - new.shape[2]
+                wide = _widened(new, n, self.width, start)
+                setattr(layer, name, torch.cat([getattr(layer, name), wide]))
 
     def keep(self, rows: Tensor) -> None:
         for layer in self.layers:
@@ -171,10 +229,10 @@ class _Block(CacheLayerMixin):
         return -1
 
 
-def _widened(prompts: Tensor, n: int, width: int) -> Tensor:
+def _widened(prompts: Tensor, n: int, width: int, start: int = 0) -> Tensor:
     rows, heads, seen, size = prompts.shape
     block = prompts.new_zeros(rows, n, heads, width, size)
-    block[:, :, :, :seen] = prompts[:, None]
+    block[:, :, :, start : start + seen] = prompts[:, None]
     return block.view(rows * n, heads, width, size)
 
 
@@ -221,6 +279,12 @@ def decode_attention(
 
 
 AttentionInterface.register(ATTENTION, decode_attention)
+
+
+def cache_tensors(cache: Any) -> list[Tensor]:
+    """What a cache of transformers' interface holds."""
+    held = (value for layer in cache.layers for value in vars(layer).values())
+    return [value for value in held if isinstance(value, Tensor)]
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
+from zoo.models.lora import low_rank
 from zoo.rollout.decoding import BlockDecoding, attend
 
 # Attention then a gated SiLU network, both behind an RMS norm, biases at most in q, k, v
@@ -42,8 +43,12 @@ class LeanDecoding(BlockDecoding):
             and not getattr(config, "mlp_bias", False)
             and not getattr(config, "attention_bias", False)
             and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-            # An adapter in the place of a projection would be passed over
-            and all(type(m) is nn.Linear for layer in body.layers for m in _projections(layer))
+            # Anything else in the place of a projection would be passed over
+            and all(
+                type(m) is nn.Linear or low_rank(m) is not None
+                for layer in body.layers
+                for m in _projections(layer)
+            )
         )
 
     def __enter__(self) -> LeanDecoding:
@@ -58,7 +63,7 @@ class LeanDecoding(BlockDecoding):
         half = sin.shape[-1] // 2
         # rotate_half(x) · sin = roll(x, half) · (−sin₁, sin₂): one copy instead of three
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        column, mask = cache.used, self.mask[:, None, None]
+        mask = self.mask[:, None, None]
         blocks: list[Any] = list(cache.layers)
         for layer, block in zip(self._layers, blocks, strict=True):
             keys, values = block.keys, block.values
@@ -67,16 +72,20 @@ class LeanDecoding(BlockDecoding):
             heads = layer.qkv(seen).view(rows, -1, size)
             turned = heads[:, :-shared]  # queries and keys
             turned = turned * cos + turned.roll(half, -1) * sin
-            keys[:, :, column] = turned[:, -shared:]
-            values[:, :, column] = heads[:, -shared:]
+            self._store(block, turned[:, -shared:], heads[:, -shared:])
             query = (turned[:, :-shared] * layer.scale).view(rows, shared, -1, size)
             mixed = attend(query, keys, values, mask).reshape(rows, -1)
-            hidden = torch.addmm(hidden, mixed, layer.out.t())
+            hidden = layer.out.added(hidden, mixed)
             seen = F.rms_norm(hidden, hidden.shape[-1:], layer.norm_2, layer.eps)
             gate, up = layer.gate_up(seen).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.t())
+            hidden = layer.down.added(hidden, F.silu(gate).mul_(up))
         hidden = F.rms_norm(hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
         return F.linear(hidden, self._head.weight, self._head.bias)
+
+    def _store(self, block: Any, keys: Tensor, values: Tensor) -> None:
+        """Write the newest column [R, heads, size] of a layer's block."""
+        block.keys[:, :, self.cache.used] = keys
+        block.values[:, :, self.cache.used] = values
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class _Layer:
     scale: float
     qkv: _Joined
     gate_up: _Joined
-    out: Tensor
-    down: Tensor
+    out: _Joined
+    down: _Joined
 
     @staticmethod
     def of(layer: Any) -> _Layer:
@@ -100,8 +109,8 @@ class _Layer:
             scale=attention.scaling,
             qkv=_Joined([attention.q_proj, attention.k_proj, attention.v_proj]),
             gate_up=_Joined([network.gate_proj, network.up_proj]),
-            out=attention.o_proj.weight,
-            down=network.down_proj.weight,
+            out=_Joined([attention.o_proj]),
+            down=_Joined([network.down_proj]),
         )
 
 
@@ -112,18 +121,48 @@ def _projections(layer: Any) -> list[Any]:
 
 
 class _Joined:
-    """Linear maps of one input as one, if their weights lie in a row."""
+    """Linear maps of one input as one, if their weights lie in a row.
+
+    Adapters are joined in any case: (x·Aᵀ)·Bᵀ with the A's below one another and the B's, scaled,
+    on the diagonal of one matrix.
+    """
 
     def __init__(self, maps: Sequence[Any]) -> None:
-        self.maps = maps
-        self.weight = in_a_row([m.weight for m in maps])
-        biases = [m.bias for m in maps]
+        adapters = [low_rank(m) for m in maps]
+        self.maps: list[Any] = [
+            m if a is None else a.base for m, a in zip(maps, adapters, strict=True)
+        ]
+        self.weight = in_a_row([m.weight for m in self.maps])
+        biases = [m.bias for m in self.maps]
         self.bias = None if biases[0] is None else torch.cat(biases)
+        self.a: Tensor | None = None  # [in, Σ rank]
+        self.b: Tensor | None = None  # [Σ rank, Σ out]
+        if any(adapters):
+            dtype = self.maps[0].weight.dtype
+            self.a = torch.cat([a.down for a in adapters if a is not None]).to(dtype).t()
+            blocks = [
+                (a.up.to(dtype) * a.scale).t()
+                if a is not None
+                else m.weight.new_zeros(0, m.weight.shape[0])
+                for a, m in zip(adapters, self.maps, strict=True)
+            ]
+            self.b = torch.block_diag(*blocks) if len(blocks) > 1 else blocks[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.weight is not None:
-            return F.linear(x, self.weight, self.bias)
-        return torch.cat([F.linear(x, m.weight, m.bias) for m in self.maps], -1)
+            out = F.linear(x, self.weight, self.bias)
+        else:
+            out = torch.cat([F.linear(x, m.weight, m.bias) for m in self.maps], -1)
+        return self._adapted(out, x)
+
+    def added(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """`hidden` and the map of x; of a single map without a bias."""
+        return self._adapted(torch.addmm(hidden, x, self.maps[0].weight.t()), x)
+
+    def _adapted(self, out: Tensor, x: Tensor) -> Tensor:
+        if self.a is None or self.b is None:
+            return out
+        return out.addmm_(x @ self.a, self.b)
 
 
 def in_a_row(parts: Sequence[Tensor]) -> Tensor | None:

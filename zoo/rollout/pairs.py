@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zoo.data.cache import locked, written_aside
-from zoo.rewards.score import score
+from zoo.rewards.score import PATIENCE, Patience, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
 from zoo.types import Completion, LabelledCompletion, PreferencePair, Prompt, Reward
@@ -110,6 +110,7 @@ def sample_pairs(
     seed: int,
     gold: dict[str, tuple[tuple[int, ...], str]] | None = None,
     labels: bool = False,
+    patience: Patience = PATIENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PairSet:
     """Sample `completions` completions, `groups` prompts at a time, and pair them by score.
@@ -120,6 +121,7 @@ def sample_pairs(
         completions: the budget; a multiple of group_size is used.
         gold: prompt id → (token ids, text) of a gold solution to prefer to own samples.
         labels: label each completion by itself instead of pairing them.
+        patience: how long the reward may take, and what its failure means.
     """
     order = Order(len(prompts), seed)
     budget = max(1, completions // group_size)  # prompts
@@ -140,7 +142,7 @@ def sample_pairs(
         )
         rows = [p for p in chosen for _ in range(group_size)]
         flat = [c for group in made for c in group]
-        scores = score(reward, rows, flat).total
+        scores = score(reward, rows, flat, patience).total
         for i, prompt in enumerate(chosen):
             own = slice(i * group_size, (i + 1) * group_size)
             if labels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.batch import Batch, collate
 from zoo.distributed import gathered, rank, world_size
 from zoo.functional import dead_groups
-from zoo.rewards.score import score
+from zoo.rewards.score import PATIENCE, Patience, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
 from zoo.train.metrics import Pool
@@ -68,6 +68,7 @@ class RolloutSource:
         keep: Callable[[Batch], Tensor],
         group_is_baseline: bool = True,
         max_rounds: int = 1,
+        patience: Patience = PATIENCE,
         timer: Callable[[str], AbstractContextManager[Any]],
     ) -> None:
         self.prompts = prompts
@@ -81,6 +82,7 @@ class RolloutSource:
         self.keep = keep
         self.group_is_baseline = group_is_baseline
         self.max_rounds = max_rounds
+        self.patience = patience
         self.timer = timer
         self.order = Order(len(prompts), seed)
 
@@ -109,6 +111,29 @@ class RolloutSource:
         result.batch = _equalized(kept, self.pad_token_id)
         return result
 
+    def fullest(self, steps: int) -> Batch:
+        """The largest batch that a step could bring, for metering: the longest prompts, completions
+        that end at the limit, and in every group rewards of 0 and 1.
+
+        The reward is asked only where it is a model, whose memory counts; `steps` does not matter.
+        """
+        longest = sorted(self.prompts, key=lambda p: len(p.token_ids), reverse=True)
+        places = [(i, i % len(longest)) for i in range(self.groups)]
+        prompts = [longest[item] for _, item in self._share(places)]
+        groups = self.engine.generate(
+            [p.token_ids for p in prompts],
+            [str(i) for i in range(len(prompts))],
+            self.group_size,
+            replace(self.sampling_at(0), stop_token_ids=()),
+        )
+        completions = [c for group in groups for c in group]
+        rows = [p for p in prompts for _ in range(self.group_size)]
+        if getattr(self.reward, "module", None) is not None:
+            self.reward(rows, completions)
+        rewards: list[float | None] = [float(i % 2) for i in range(len(rows))]
+        scores = RewardOutput(rewards)
+        return rollout_batch(prompts, completions, scores, self.group_size, self.pad_token_id)
+
     def _share(self, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """This process's part: a contiguous run of whole groups."""
         pieces = torch.arange(len(places)).tensor_split(world_size())
@@ -126,7 +151,7 @@ class RolloutSource:
         completions = [c for group in groups for c in group]
         rows = [p for p in prompts for _ in range(self.group_size)]
         with self.timer("reward"):
-            scores = score(self.reward, rows, completions)
+            scores = score(self.reward, rows, completions, self.patience)
         batch = rollout_batch(prompts, completions, scores, self.group_size, self.pad_token_id)
         _describe(batch, rows, completions, scores, result)
         if not self.group_is_baseline:  # a critic learns from groups of equal rewards too
@@ -134,8 +159,6 @@ class RolloutSource:
         return batch
 
     def sampling_at(self, step: int) -> Sampling:
-        from dataclasses import replace
-
         return replace(self.sampling, seed=(self.seed, "rollout", step))
 
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from zoo.measure.meter import CACHE, mark
 from zoo.models.twin import Casts, Twin
-from zoo.rollout.decoding import BlockDecoding, PlainDecoding, cache_argument
+from zoo.rollout.decoding import BlockDecoding, PlainDecoding, cache_argument, cache_tensors
 from zoo.rollout.engine import Sampling
+from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
+from zoo.rollout.rows import Rows
 from zoo.rollout.sampler import sample, sample_in_blocks
-from zoo.seeds import uniform_numbers
 from zoo.types import Completion
-
-
-class NumbersError(RuntimeError):
-    """The policy computes NaN or infinity, so no token can be drawn from it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,7 @@ class _Decoder:
         self.pad_token_id = pad_token_id
         self._model: PreTrainedModel | None = None
         self._twin: Twin | None = None  # of another dtype than the policy's
+        self._shared = False  # the policy computes with the same copies
         self._kinds: dict[int, type] = {}  # id of a model → the way of decoding that fits it
 
     def sync(self, policy: Any) -> None:
@@ -95,14 +93,20 @@ class _Decoder:
         trunk = getattr(policy, "trunk", None)
         own = source.dtype if trunk is None else trunk.dtype
         wanted = getattr(torch, self.settings.dtype) if self.settings.dtype else own
-        if wanted == source.dtype:
+        shared = trunk is not None and trunk.casts is not None and trunk.dtype == wanted
+        if wanted == source.dtype and not shared:
             self._twin = None
             return source
         if self._twin is None or self._twin.source is not source:
-            shared = trunk is not None and trunk.casts is not None and trunk.dtype == wanted
+            self._shared = shared
             casts = trunk.casts if trunk is not None and shared else Casts(source, wanted)
             self._twin = Twin(source, None, casts, trains=False)
         return self._twin()
+
+    def copies(self) -> list[Tensor]:
+        """Copies of the weights that are the engine's own, for those who count bytes."""
+        casts = None if self._twin is None else self._twin.casts
+        return [] if casts is None or self._shared else casts.copies()
 
     def release(self) -> None:
         """Forget the weights (a copy is freed)."""
@@ -114,7 +118,7 @@ class _Decoder:
         """`n` completions of each prompt, in the order of the prompts.
 
         Each distinct prompt is prefilled once and its cache expanded to its n samples; rows that
-        have stopped are dropped from the cache. Row i's draws come from (seed, key, i) alone, so
+        have stopped are dropped from the cache, or make room for prompts that wait. Row i's draws come from (seed, key, i) alone, so
         neither the batch around a row nor the number of processes changes its tokens (beyond the
         rounding of matrix products).
 
@@ -124,21 +128,16 @@ class _Decoder:
         if self._model is None:
             raise RuntimeError("the engine has no weights yet: call sync(policy) first")
         self._check(prompts, sampling)
-        per_batch = max(1, self.settings.max_rows // n)
         # Prompts of similar length share a prefill, so little of it is padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        results: list[list[Completion]] = [[] for _ in prompts]
         training = self._model.training
         self._model.eval()
         with torch.no_grad():
-            for start in range(0, len(order), per_batch):
-                chosen = order[start : start + per_batch]
-                made = self._decode_batch(
-                    [prompts[i] for i in chosen], [keys[i] for i in chosen], n, sampling
-                )
-                for i, completions in zip(chosen, made, strict=True):
-                    results[i] = completions
+            made = self._decode([prompts[i] for i in order], [keys[i] for i in order], n, sampling)
         self._model.train(training)
+        results: list[list[Completion]] = [[] for _ in prompts]
+        for i, completions in zip(order, made, strict=True):
+            results[i] = completions
         return results
 
     def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
@@ -154,65 +153,54 @@ class _Decoder:
                     f"Set rollout.max_new_tokens to at most {limit - len(prompt)}, or drop it."
                 )
 
-    def _decode_batch(
+    def _decode(
         self,
         prompts: Sequence[Sequence[int]],
         keys: Sequence[str],
         n: int,
         sampling: Sampling,
     ) -> list[list[Completion]]:
+        """At most `max_rows` rows at a time; waiting prompts take the places of finished rows."""
         model = self._model
         assert model is not None
-        device = model.device
-        logits, cache, mask = self._prefill(prompts)
-        logits = logits.repeat_interleave(n, 0)
-        decoding = self._way(cache)(model, cache, mask, n)
-        draw_token = sample_in_blocks if self.settings.fast else sample
-        limit = sampling.max_new_tokens
-        rows = len(prompts) * n
-        uniforms = None
-        if sampling.temperature > 0:
-            drawn = [uniform_numbers(n, limit, *sampling.seed, key) for key in keys]
-            uniforms = torch.from_numpy(np.concatenate(drawn)).to(device)
-        tokens = torch.zeros(rows, limit, dtype=torch.long)
-        logprobs = torch.zeros(rows, limit)
-        lengths = torch.zeros(rows, dtype=torch.long)
-        stopped = torch.zeros(rows, dtype=torch.bool)
-        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
-        alive = torch.arange(rows, device=device)  # rows still in the cache
-        done = torch.zeros(rows, dtype=torch.bool, device=device)  # of those in the cache
-        coarse = max(1, rows // 8)
-        with decoding:
-            for t in range(limit):
-                if t > 0:
-                    logits = decoding.step(tokens[alive.cpu(), t - 1].to(device))
-                draw = uniforms[alive, t] if uniforms is not None else None
-                token, logprob = draw_token(logits, sampling.temperature, draw)
-                if not bool(logprob.isfinite().all()):
-                    row = int(alive[~logprob.isfinite()][0]) // n
-                    raise NumbersError(
-                        f"the policy's logits are not finite after {len(prompts[row]) + t} tokens "
-                        f"of the prompt with key {keys[row]} (ids {list(prompts[row])[:8]} …): its "
-                        "weights or the arithmetic of rollout.dtype broke. Start a new run with a "
-                        "lower train.lr, or with rollout.dtype=null."
-                    )
-                where = alive[~done].cpu()
-                tokens[where, t] = token[~done].cpu()
-                logprobs[where, t] = logprob[~done].cpu()
-                lengths[where] += 1
-                ended = torch.isin(token, stops) & ~done
-                stopped[alive[ended].cpu()] = True
-                done = done | ended
-                if bool(done.all()) or t == limit - 1:
-                    break
-                # Multiples of an eighth: matrix shapes repeat, and oneDNN prepares each new one.
-                left = min(-(-int((~done).sum()) // coarse) * coarse, done.numel())
-                if left < done.numel():
-                    # Unfinished rows first, finished ones to fill the multiple; in their old order
-                    chosen = done.to(torch.uint8).argsort(stable=True)[:left].sort().values
-                    decoding.keep(chosen)
-                    alive, done = alive[chosen], done[chosen]
-        return list(self._completions(tokens, logprobs, lengths, stopped, n))
+        rows = Rows(prompts, keys, n, sampling, model.device)
+        draw = sample_in_blocks if self.settings.fast else sample
+        at_once = max(1, self.settings.max_rows // n)  # prompts
+        # Multiples of an eighth: matrix shapes repeat, and oneDNN prepares each new one.
+        coarse = max(1, min(at_once, len(prompts)) * n // 8)
+        waiting = list(range(len(prompts)))
+
+        def started(count: int) -> tuple[Tensor, Tensor, DynamicCache, Tensor]:
+            """The next prompts: their rows, the logits of their first tokens, cache and mask."""
+            chosen = [waiting.pop(0) for _ in range(count)]
+            logits, cache, mask = self._prefill([prompts[i] for i in chosen])
+            mark(CACHE, lambda: cache_tensors(cache))
+            return rows.of(chosen), logits.repeat_interleave(n, 0), cache, mask
+
+        while waiting:
+            alive, logits, cache, mask = started(min(at_once, len(waiting)))
+            with self._way(cache)(model, cache, mask, n) as decoding:
+                while not bool((done := rows.draw(alive, logits, draw)).all()):
+                    going = int((~done).sum())
+                    joining = min((at_once * n - going) // n, len(waiting)) if decoding.joins else 0
+                    if joining * n < coarse and joining < len(waiting):
+                        joining = 0  # a prefill for few is dear
+                    left = -(-going // coarse) * coarse
+                    if joining:
+                        left = max(min(at_once * n - joining * n, left), going)
+                    if left < done.numel():
+                        # Unfinished rows first, finished ones to fill up; in their old order
+                        chosen = done.to(torch.uint8).argsort(stable=True)[:left].sort().values
+                        decoding.keep(chosen)
+                        alive = alive[chosen]
+                    logits = decoding.step(rows.newest[alive])
+                    if joining:
+                        with decoding.aside():
+                            new, first, cache, mask = started(joining)
+                        decoding.join(cache, mask, n)
+                        alive, logits = torch.cat([alive, new]), torch.cat([logits, first])
+                    mark(CACHE, lambda: cache_tensors(decoding.cache))
+        return list(rows.completions(self.decode))
 
     def _way(self, cache: DynamicCache) -> type[PlainDecoding | BlockDecoding]:
         """The fastest way of decoding that fits the model, compared with the plain one once."""
@@ -238,7 +226,8 @@ class _Decoder:
         wanted = steps(PlainDecoding)
         limit = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
         reason = ""
-        for kind in (LeanDecoding, BlockDecoding) if LeanDecoding.fits(model) else (BlockDecoding,):
+        fitting = [kind for kind in (GraphDecoding, LeanDecoding) if kind.fits(model)]
+        for kind in (*fitting, BlockDecoding):
             try:
                 gap = float((steps(kind) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
                 if gap < limit or not bool(wanted.isfinite().all()):
@@ -274,20 +263,3 @@ class _Decoder:
             **{cache_argument(model): cache},
         )
         return out.logits[:, -1], cache, mask
-
-    def _completions(
-        self, tokens: Tensor, logprobs: Tensor, lengths: Tensor, stopped: Tensor, n: int
-    ) -> Iterator[list[Completion]]:
-        for start in range(0, tokens.shape[0], n):
-            group = []
-            for row in range(start, start + n):
-                ids = tokens[row, : lengths[row]].tolist()
-                group.append(
-                    Completion(
-                        text=self.decode(ids),
-                        token_ids=tuple(ids),
-                        logprobs=tuple(logprobs[row, : lengths[row]].tolist()),
-                        truncated=not bool(stopped[row]),
-                    )
-                )
-            yield group

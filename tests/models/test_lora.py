@@ -1,0 +1,497 @@
+"""Adapters: the identity at the start, parity with peft everywhere, sharing, folders, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.tiny import MODELS, llama, ragged_batch, tokens
+from zoo.config import ConfigError, LoraConfig, ModelConfig
+from zoo.data.tokenizer import arithmetic_tokenizer
+from zoo.measure.cost import ModelCost
+from zoo.measure.memory import component_bytes
+from zoo.models.critic import Critic
+from zoo.models.loading import (
+    check_model_config,
+    load_base,
+    load_model,
+    load_tokenizer,
+    load_trained,
+    save_policy,
+)
+from zoo.models.lora import (
+    TrainingDropout,
+    adapted,
+    add_adapter,
+    branch,
+    load_trained_state,
+    low_rank,
+    merge_into,
+    trained_state,
+)
+from zoo.models.policy import Policy
+from zoo.models.reference import shared_reference
+from zoo.models.reward_model import from_policy, merged_reward_model
+from zoo.rollout.decoding import BlockDecoding, PlainDecoding
+from zoo.rollout.engine import Sampling
+from zoo.rollout.lean import LeanDecoding
+from zoo.rollout.torch_engine import TorchEngine
+
+pytest.importorskip("peft")
+
+HALF = torch.bfloat16
+RANK = 3
+
+
+def settings(**changes: Any) -> ModelConfig:
+    model = {key: changes.pop(key) for key in ("path", "compute_dtype") if key in changes}
+    return ModelConfig(
+        **{"path": "base", **model}, lora=LoraConfig(**{"rank": RANK, "alpha": 6.0, **changes})
+    )
+
+
+def with_adapter(model: Any, moved: bool = True, **changes: Any) -> Any:
+    """The model with an adapter; `moved`: one that has been trained, so that B is not 0."""
+    add_adapter(model, settings(**changes), seed=0)
+    if moved:
+        draw = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.copy_(torch.randn(weight.shape, generator=draw) * 0.2)
+    return model
+
+
+def logits(model: Any, batch: Any) -> Tensor:
+    """Of peft's own forward, padded."""
+    mask = batch.attention_mask.long()
+    with torch.no_grad():
+        return model.eval()(input_ids=batch.input_ids, attention_mask=mask).logits
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_at_the_start_the_policy_is_its_reference_bit_for_bit(name: str, dtype: str | None) -> None:
+    config = settings(compute_dtype=dtype)
+    half = None if dtype is None else HALF
+    model, batch = add_adapter(MODELS[name](), config, 0), ragged_batch()
+    policy = Policy(model, packed=True, compute_dtype=half)
+    reference = shared_reference(policy, config, with_adapter=False)
+    plain = Policy(MODELS[name](), packed=True, compute_dtype=half)
+    with torch.no_grad():
+        found = policy(batch).logprobs
+        assert torch.equal(found, reference(batch).logprobs)  # B = 0, so KL is 0
+        assert torch.equal(found, plain(batch).logprobs)
+
+
+def test_what_is_trained_is_a_and_b_of_every_linear_map_but_the_head() -> None:
+    model = with_adapter(llama(), moved=False)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    # 2 layers × (q, k, v, o, gate, up, down) × (A, B)
+    assert len(trained) == 2 * 7 * 2 and all(".lora_" in name for name in trained)
+    # rank × (in + out): q 32+32, k and v 32+16, o 32+32, gate and up 32+48, down 48+32
+    assert sum(p.numel() for p in trained.values()) == 2 * RANK * (64 + 48 * 2 + 64 + 80 * 3)
+    assert all(p.dtype == torch.float32 for p in trained.values())
+
+
+def test_the_draw_of_a_depends_on_the_seed_alone() -> None:
+    before = torch.random.get_rng_state()
+    one, two = (with_adapter(llama(), moved=False) for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    three = add_adapter(llama(), settings(), seed=1)
+    draws = [torch.cat([a.lora_A["default"].weight.flatten() for a in adapted(m).values()])
+             for m in (one, two, three)]  # fmt: skip
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_logprobs_are_those_of_pefts_forward(name: str, packed: bool) -> None:
+    model, batch = with_adapter(MODELS[name]()), ragged_batch()
+    policy = Policy(model, packed=packed)
+    found = policy(batch).logprobs
+    assert policy.trunk.packed == packed
+    wanted = logits(model, batch)[:, :-1].log_softmax(-1)
+    wanted = wanted.gather(2, batch.input_ids[:, 1:, None]).squeeze(2)
+    mask = batch.completion_mask[:, 1:]
+    torch.testing.assert_close(found[:, 1:][mask], wanted[mask], rtol=0, atol=2e-5)
+    base = Policy(MODELS[name]())(batch).logprobs
+    assert (found - base).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_packed_gradient_is_the_padded_one(name: str) -> None:
+    batch, found = ragged_batch(), []
+    weight = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(3))
+    for packed in (False, True):
+        model = with_adapter(MODELS[name]())
+        (Policy(model, packed=packed)(batch).logprobs * weight).sum().backward()
+        assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+        found.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
+    for key, wanted in found[0].items():
+        gap = (found[1][key] - wanted).abs().max() / wanted.abs().max()
+        assert gap < 2e-5, (key, gap)
+
+
+def test_the_gradient_is_that_of_the_merged_weight_by_the_chain_rule() -> None:
+    """W' = W + s·B·A, so dL/dA = s·Bᵀ·dL/dW' and dL/dB = s·dL/dW'·Aᵀ."""
+    model, batch = with_adapter(llama().double()), ragged_batch()
+    with torch.no_grad():
+        for layer in adapted(model).values():  # the adapter is float32: here all are float64
+            for part in (layer.lora_A, layer.lora_B):
+                part.double()
+    merged = merge_into(llama().double(), model)
+    Policy(merged)(batch).logprobs.sum().backward()
+    Policy(model)(batch).logprobs.sum().backward()
+    scale = 6.0 / RANK
+    for name, layer in adapted(model).items():
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        dw: Any = merged.get_submodule(name).weight.grad
+        # the merge adds in float32
+        torch.testing.assert_close(a.grad, scale * b.T @ dw, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(b.grad, scale * dw @ a.T, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_arithmetic_gives_float32_gradients_near_the_wide_ones() -> None:
+    batch, found = ragged_batch(), []
+    for dtype in (None, "bfloat16"):
+        model = with_adapter(llama(initializer_range=0.1), compute_dtype=dtype)
+        Policy(model, packed=True, compute_dtype=dtype and HALF)(batch).logprobs.sum().backward()
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        assert all(g is not None and g.dtype == torch.float32 for g in grads)
+        found.append(torch.cat([g.flatten().double() for g in grads]))  # pyright: ignore
+    assert float(found[0] @ found[1] / found[0].norm() / found[1].norm()) > 0.995
+
+
+# --- the sampler ----------------------------------------------------------------------------------
+
+PROMPTS = [tokens(torch.Generator().manual_seed(i), n) for i, n in enumerate([3, 9, 1, 5])]
+
+
+def decoder(policy: Policy, **changes: Any) -> Any:
+    made = TorchEngine(**changes).engine(lambda ids: "", pad_token_id=0)
+    made.sync(policy)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("targets", [None, ["q_proj", "v_proj"], ["k_proj", "down_proj"]])
+def test_hand_fused_decoding_sees_the_adapter(targets: list[str] | None, dtype: str | None) -> None:
+    model = with_adapter(llama(), targets=targets, compute_dtype=dtype)
+    policy = Policy(model, packed=True, compute_dtype=dtype and HALF)
+    made, half = decoder(policy), dtype is not None
+    body = made._model
+    assert LeanDecoding.fits(body)
+    found = {}
+    for kind in (LeanDecoding, BlockDecoding, PlainDecoding):
+        first, cache, mask = made._prefill(PROMPTS)
+        with torch.no_grad(), kind(body, cache, mask, 2) as decoding:
+            token = first.argmax(-1).repeat_interleave(2, 0)
+            found[kind] = torch.stack([decoding.step(token) for _ in range(3)]).float()
+    scale = found[PlainDecoding].abs().max()
+    for kind in (LeanDecoding, BlockDecoding):
+        gap = float((found[kind] - found[PlainDecoding]).abs().max() / scale)
+        assert gap < (0.03 if half else 1e-5), kind
+    # joined projections are one product, also where an adapter lies between them and the cast
+    with torch.no_grad():
+        _, cache, mask = made._prefill(PROMPTS)
+        joined = LeanDecoding(body, cache, mask, 2)._layers[0]
+    assert (joined.qkv.weight is not None) == half and (joined.gate_up.weight is not None) == half
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_sampled_logprobs_are_the_trainers_after_every_step(fast: bool) -> None:
+    from zoo.batch import collate
+
+    model = with_adapter(llama(), moved=False)
+    policy = Policy(model, packed=True)
+    made = decoder(policy, fast=fast)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    seen = []
+    for step in range(3):
+        made.sync(policy)
+        groups = made.generate(PROMPTS, ["a", "b", "c", "d"], 2, Sampling(1.0, 6, (), (step,)))
+        flat = [c for group in groups for c in group]
+        batch = collate(
+            [p for p in PROMPTS for _ in range(2)], [c.token_ids for c in flat], group_size=2,
+            prompt_ids=["a", "b", "c", "d"],
+        )  # fmt: skip
+        found = policy(batch).logprobs
+        drawn = torch.cat([torch.tensor(c.logprobs) for c in flat])
+        torch.testing.assert_close(found[batch.completion_mask], drawn, rtol=0, atol=2e-5)
+        seen.append(found.detach())
+        optimizer.zero_grad()
+        found.sum().neg().backward()
+        optimizer.step()
+    assert made._kinds == ({id(model): LeanDecoding} if fast else {})
+
+
+def test_anything_but_a_plain_adapter_is_left_to_the_modules() -> None:
+    model = with_adapter(llama())
+    layer: Any = next(iter(adapted(model).values()))
+    assert low_rank(layer) is not None and low_rank(nn.Linear(2, 2)) is None
+    layer.enable_adapters(False)
+    assert low_rank(layer) is None and not LeanDecoding.fits(model)
+
+
+# --- one base -------------------------------------------------------------------------------------
+
+
+def nbytes(*modules: nn.Module) -> int:
+    found = component_bytes({str(i): m for i, m in enumerate(modules)})
+    return sum(kinds["parameters"] for kinds in found.values())
+
+
+def test_reference_and_critic_share_the_frozen_weights() -> None:
+    config = settings(compute_dtype="bfloat16")
+    model = add_adapter(llama(), config, 0)
+    policy = Policy(model, packed=True, compute_dtype=HALF)
+    reference = shared_reference(policy, config, with_adapter=False)
+    other = add_adapter(branch(model, with_adapter=False), config, 0, "critic")
+    critic = Critic(other.base_model, 32, packed=True, compute_dtype=HALF)
+    adapter = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    assert {id(p) for p in reference.parameters()} == frozen
+    buffers = 2 * nbytes(*(m for m in [model.model.rotary_emb]))  # one pair a body
+    head = 4 * 33
+    assert nbytes(policy, reference, critic) == nbytes(policy) + adapter + head + buffers
+    # a bfloat16 base: 2 bytes a weight, and no copy of it beside
+    assert all(p.dtype == HALF for p in model.parameters() if not p.requires_grad)
+    policy(ragged_batch())
+    copies = policy.trunk.casts.copies()  # pyright: ignore
+    assert sum(c.numel() for c in copies) == adapter // 4
+    mine, theirs = (
+        {id(p) for p in m.parameters() if p.requires_grad} for m in (policy, critic.backbone)
+    )
+    assert not mine & theirs
+
+
+def test_training_moves_the_adapter_and_never_the_reference() -> None:
+    config = settings()
+    model, batch = with_adapter(llama(), moved=False), ragged_batch()
+    policy = Policy(model, packed=True)
+    fresh = shared_reference(policy, config, with_adapter=False)
+    started = shared_reference(policy, config, with_adapter=True)
+    before = fresh(batch).logprobs
+    policy(batch).logprobs.sum().neg().backward()
+    torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=1.0).step()
+    assert torch.equal(fresh(batch).logprobs, before)
+    assert torch.equal(started(batch).logprobs, before)
+    assert (policy(batch).logprobs - before).abs().max() > 1e-3
+    assert not fresh(batch).logprobs.requires_grad and not started(batch).logprobs.requires_grad
+
+
+def test_the_frozen_copy_of_a_trained_adapter_is_the_start() -> None:
+    model, batch = with_adapter(llama()), ragged_batch()
+    policy = Policy(model, packed=True)
+    reference = shared_reference(policy, settings(), with_adapter=True)
+    assert torch.equal(policy(batch).logprobs, reference(batch).logprobs)
+    base = shared_reference(policy, settings(), with_adapter=False)
+    assert (base(batch).logprobs - reference(batch).logprobs).abs().max() > 0.1
+
+
+def test_only_what_is_trained_is_in_the_state() -> None:
+    policy = Policy(with_adapter(llama()))
+    policy.add_value_head()
+    state = trained_state(policy)
+    weights = {name for name in state if "inv_freq" not in name}
+    assert all(".lora_" in name or name.startswith("value_head") for name in weights)
+    other = Policy(with_adapter(llama(), moved=False))
+    other.add_value_head()
+    load_trained_state(other, state)
+    batch = ragged_batch()
+    assert torch.equal(policy(batch).logprobs, other(batch).logprobs)
+    state.pop("value_head.bias")
+    with pytest.raises(RuntimeError, match=r"value_head\.bias"):
+        load_trained_state(other, state)
+    full = Policy(llama())
+    assert trained_state(full).keys() == full.state_dict().keys()
+
+
+def test_frozen_weights_cost_no_gradient_of_their_own() -> None:
+    cost = ModelCost.of(Policy(with_adapter(llama(), moved=False)))
+    # q and o 32·32, k and v 32·16, gate, up and down 32·48, in two layers; V = 64·32
+    base, head = 2 * (2 * 1024 + 2 * 512 + 3 * 1536), 64 * 32
+    adapter = 2 * RANK * (64 + 48 * 2 + 64 + 80 * 3)
+    assert (cost.body, cost.head) == (base + adapter, head)
+    # 5 tokens, 3 of them read by the head; attention: 4 · 2 layers · 32 · (1+2+3+4+5)
+    attention = 4 * 2 * 32 * 15
+    forward = 2 * (base + adapter) * 5 + 2 * head * 3 + attention
+    assert cost.forward([5], 3) == forward
+    # gradients of all inputs cost as much again; those of weights only the adapter's
+    assert cost.backward([5], 3) == forward + 2 * adapter * 5 + attention
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+def test_dropout_is_on_where_gradients_are_made_and_nowhere_else() -> None:
+    model, batch = with_adapter(llama(), dropout=0.5), ragged_batch()
+    plain = Policy(with_adapter(llama()), packed=True)
+    policy = Policy(model, packed=True)
+    assert all(isinstance(a.lora_dropout["default"], TrainingDropout)
+               for a in adapted(model).values())  # fmt: skip
+    with torch.no_grad():
+        assert torch.equal(policy(batch).logprobs, plain(batch).logprobs)
+    torch.manual_seed(0)
+    one, two = policy(batch).logprobs, policy(batch).logprobs
+    torch.manual_seed(0)
+    assert torch.equal(policy(batch).logprobs, one) and not torch.equal(one, two)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    save_policy(llama(vocab_size=512), arithmetic_tokenizer(), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def trained_on(base: Path, **changes: Any) -> tuple[Any, ModelConfig]:
+    config = settings(path=str(base), **changes)
+    model, _ = load_trained(config, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=draw) * 0.2)
+    return model, config
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_saved_adapter_is_read_by_peft_and_by_us(base: Path, dtype: str | None) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    model, _ = trained_on(base, compute_dtype=dtype)
+    folder = base.parent / "adapter"
+    save_policy(model, arithmetic_tokenizer(), folder)
+    assert not (folder / "model.safetensors").exists()
+    wide, _ = trained_on(base)  # the same adapter on a float32 base
+    batch = ragged_batch()
+    wanted = logits(wide, batch)
+    theirs = AutoPeftModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(logits(theirs, batch), wanted)
+    check_model_config(ModelConfig(path=str(folder)))
+    merged = load_model(ModelConfig(path=str(folder)))
+    torch.testing.assert_close(logits(merged, batch), wanted, rtol=0, atol=1e-4)
+    assert all(p.requires_grad for p in merged.parameters()) and not adapted(merged)
+    assert merged.state_dict().keys() == llama().state_dict().keys()
+    assert len(load_tokenizer(ModelConfig(path=str(folder)))) == len(arithmetic_tokenizer())
+
+
+def test_an_adapter_is_trained_further(base: Path) -> None:
+    model, config = trained_on(base)
+    folder = base.parent / "adapter"
+    save_policy(model, arithmetic_tokenizer(), folder)
+    again, start_hash = load_trained(settings(path=str(folder)), seed=7)
+    batch = ragged_batch()
+    assert torch.equal(logits(again, batch), logits(model, batch))
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]
+    assert start_hash != load_trained(config, seed=0)[1]
+    with pytest.raises(ConfigError, match=r"has rank 3, alpha 6 .*model\.lora\.rank=3"):
+        load_trained(settings(path=str(folder), rank=4))
+    with pytest.raises(ConfigError, match=r"targets \['down_proj'"):
+        load_trained(settings(path=str(folder), targets=["q_proj"]))
+
+
+def test_merging_adds_in_float32_what_a_bfloat16_base_would_swallow(base: Path) -> None:
+    model, config = trained_on(base, compute_dtype="bfloat16")
+    with torch.no_grad():
+        for layer in adapted(model).values():
+            layer.lora_B["default"].weight.mul_(1e-3)
+    found = merge_into(load_base(config), model)
+    plain: Any = load_base(config)
+    for name, layer in adapted(model).items():
+        a, b = layer.lora_A["default"].weight.double(), layer.lora_B["default"].weight.double()
+        wanted = plain.get_submodule(name).weight.double() + 6.0 / RANK * b @ a
+        gap = (found.get_submodule(name).weight - wanted).abs().max()  # pyright: ignore
+        assert gap < 2e-7  # half a unit in the last place of numbers near 1
+
+
+def test_a_merged_reward_model_gives_the_scores_of_the_adapted_one() -> None:
+    model, batch = with_adapter(llama()), ragged_batch()
+    trained = from_policy(model, 0)
+    trained.remember(0.5, 2.0)
+    with torch.no_grad():
+        trained.model.score.weight.mul_(3.0)  # pyright: ignore
+    assert trained.model.score.weight.requires_grad  # pyright: ignore
+    merged = merged_reward_model(trained, llama())
+    torch.testing.assert_close(merged(batch), trained(batch), rtol=0, atol=1e-4)
+    plain = from_policy(llama(), 0)
+    assert (merged(batch) - 3.0 * plain(batch)).abs().max() > 1e-2
+    assert float(merged.score_mean) == 0.5 and float(merged.score_std) == 2.0
+    assert not adapted(merged)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 0}, r"model\.lora\.rank must be at least 1.*got 0"),
+        ({"alpha": 0.0}, r"model\.lora\.alpha must be above 0"),
+        ({"dropout": 1.0}, r"model\.lora\.dropout must be at least 0 and below 1, got 1\.0"),
+        ({"targets": []}, r"model\.lora\.targets is an empty list"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_anything_loads(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_model_config(settings(path="some/hub", **changes))
+
+
+def test_untrained_weights_take_no_adapter() -> None:
+    config = ModelConfig(
+        architecture={"model_type": "llama"}, tokenizer="arithmetic", lora=LoraConfig(rank=2)
+    )
+    with pytest.raises(ConfigError, match=r"model\.architecture makes untrained ones"):
+        check_model_config(config)
+
+
+def test_an_unknown_target_is_answered_with_the_nearest(base: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'q_porj'.*Did you mean q_proj\?.*down_proj, gate_proj"):
+        load_trained(settings(path=str(base), targets=["q_porj"]))
+    with pytest.raises(ConfigError, match="'lm_head'"):
+        load_trained(settings(path=str(base), targets=["lm_head"]))
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "peft" else found(n, *a)
+    )
+    with pytest.raises(ConfigError, match=r"needs the package peft.*pip install 'zoo-rl\[lora\]'"):
+        check_model_config(settings(path="some/hub"))
+    check_model_config(ModelConfig(path="some/hub"))
+
+
+def test_an_adapter_without_its_base_is_told(base: Path) -> None:
+    model, _ = trained_on(base)
+    folder = base.parent / "adapter"
+    save_policy(model, arithmetic_tokenizer(), folder)
+    base.rename(base.parent / "moved")
+    with pytest.raises(ConfigError, match=r"adapts .*base, which does not exist"):
+        check_model_config(ModelConfig(path=str(folder)))
+    facts = json.loads((folder / "adapter_config.json").read_text())
+    facts.pop("base_model_name_or_path")
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match="does not say which model it adapts"):
+        check_model_config(ModelConfig(path=str(folder)))

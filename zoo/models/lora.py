@@ -1,0 +1,382 @@
+"""Low-rank adapters (LoRA): little that is trained, on weights that are frozen and held once."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from zoo.config import ConfigError, LoraConfig, ModelConfig
+from zoo.models.twin import cast_frozen
+from zoo.seeds import derive_seed
+
+ADAPTER = "default"  # its name in peft
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def check_lora(config: ModelConfig) -> None:
+    """Refuse an adapter that cannot be made, before anything loads.
+
+    Raises:
+        ConfigError: a setting out of range, no package peft, or no base that could be named.
+    """
+    lora = config.adapter
+    if lora is None or lora.rank is None:
+        return
+    if lora.rank < 1:
+        raise ConfigError(
+            f"model.lora.rank must be at least 1, or null for no adapter, got {lora.rank}. "
+            "Try model.lora.rank=8."
+        )
+    if not lora.alpha > 0:
+        raise ConfigError(
+            f"model.lora.alpha must be above 0, got {lora.alpha}: the adapter's output is scaled "
+            "by alpha / rank. Try model.lora.alpha=16."
+        )
+    if not 0 <= lora.dropout < 1:
+        raise ConfigError(
+            f"model.lora.dropout must be at least 0 and below 1, got {lora.dropout}. "
+            "Try model.lora.dropout=0."
+        )
+    if lora.targets is not None and not lora.targets:
+        raise ConfigError(
+            "model.lora.targets is an empty list, so nothing would be trained. Use "
+            "model.lora.targets=null for all linear maps, or [q_proj,v_proj]."
+        )
+    if config.architecture is not None:
+        raise ConfigError(
+            "model.lora.rank adapts trained weights, and model.architecture makes untrained ones "
+            "that no folder holds. Train them with model.lora.rank=null, or name a model with "
+            "model=hub model.path=…."
+        )
+    need_peft("model.lora.rank")
+
+
+def need_peft(setting: str) -> None:
+    """Refuse `setting` where the extra `lora` is not installed.
+
+    Raises:
+        ConfigError: there is no package peft.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            f"{setting} needs the package peft. Install it: pip install 'zoo-rl[lora]'."
+        )
+
+
+# adapter folders ---------------------------------------------------------------------------------
+
+
+def is_adapter(path: str | Path | None) -> bool:
+    """Whether a path is a folder that peft wrote."""
+    return path is not None and (Path(path).expanduser() / CONFIG).is_file()
+
+
+def adapter_base(config: ModelConfig) -> ModelConfig:
+    """The model section of the model that an adapter folder adapts.
+
+    Raises:
+        ConfigError: the folder does not say which, or it is gone.
+    """
+    path = Path(str(config.path)).expanduser()
+    try:
+        facts = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        base = facts["base_model_name_or_path"]
+        assert base
+    except (OSError, ValueError, KeyError, AssertionError) as error:
+        raise ConfigError(
+            f"{path / CONFIG} does not say which model it adapts ({type(error).__name__}). Write "
+            "base_model_name_or_path into it, or merge the adapter with peft."
+        ) from error
+    local = Path(base).expanduser()
+    if local.is_absolute() and not local.exists():
+        raise ConfigError(
+            f"the adapter model.path={config.path} adapts {base}, which does not exist. Restore "
+            f"it, or write its new place into base_model_name_or_path of {path / CONFIG}."
+        )
+    return replace(config, path=base, revision=facts.get("revision"), fetch=None)
+
+
+def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
+    """An adapter folder as an ordinary model: W + (alpha/rank)·B·A in the place of W."""
+    need_peft(f"the adapter model.path={config.path}")
+    from peft import PeftModel
+
+    path = Path(str(config.path)).expanduser()
+    try:
+        merged: Any = PeftModel.from_pretrained(base, str(path)).merge_and_unload()  # pyright: ignore
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(
+            f"the adapter {path} does not fit its base {base.config._name_or_path}: "
+            f"{str(error).strip().splitlines()[0]}\nCheck base_model_name_or_path in {CONFIG}."
+        ) from error
+    merged.__dict__.pop("peft_config", None)
+    return merged.requires_grad_(True)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """The folder that peft's `PeftModel.from_pretrained(base, folder)` reads."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    # As if the model sat in a PeftModel
+    named = {f"base_model.model.{key}": value.contiguous() for key, value in state.items()}
+    save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
+    facts: Any = copy.deepcopy(model.peft_config[ADAPTER])  # pyright: ignore
+    facts.inference_mode = True
+    facts.save_pretrained(str(folder))
+
+
+# models with an adapter --------------------------------------------------------------------------
+
+
+def add_adapter(
+    model: PreTrainedModel, config: ModelConfig, seed: int, role: str = "policy"
+) -> PreTrainedModel:
+    """Put a fresh adapter on the model's linear maps and freeze everything else, in place.
+
+        y = W·x + (alpha/rank)·B·A·x,   B = 0,   A uniform as peft draws it, from (seed, role)
+
+    What is frozen is held in `compute_dtype` alone; the adapter is in float32.
+
+    Raises:
+        ConfigError: a target that the model has not got.
+    """
+    from peft import LoraConfig as Described
+
+    lora = config.adapter
+    assert lora is not None and lora.rank is not None
+    described = Described(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore  # a float is as good
+        target_modules=_targets(model, lora),
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in model.modules()),
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=_name_of(config),
+        revision=config.revision,
+    )
+    return _inject(model, described, config, lora, seed, role)
+
+
+def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    """Put the adapter of the folder `config.path` on its base, to be trained further.
+
+    Raises:
+        ConfigError: the settings are not those of the folder, or its weights do not fit.
+    """
+    from peft import PeftConfig, set_peft_model_state_dict
+
+    lora, path = config.adapter, Path(str(config.path)).expanduser()
+    assert lora is not None and lora.rank is not None
+    described: Any = PeftConfig.from_pretrained(str(path))
+    plain = described.peft_type == "LORA" and not (
+        described.use_dora or described.use_rslora or described.bias != "none"
+        or described.rank_pattern or described.alpha_pattern or described.modules_to_save
+    )  # fmt: skip
+    if not plain:
+        raise ConfigError(
+            f"the adapter model.path={config.path} is no plain LoRA, so it cannot be trained "
+            "further. With model.lora.rank=null it is merged into its base and all weights train."
+        )
+    wanted = (lora.rank, float(lora.alpha))
+    found = (described.r, float(described.lora_alpha))
+    if wanted != found or (
+        lora.targets is not None and set(lora.targets) != set(described.target_modules)
+    ):
+        raise ConfigError(
+            f"the adapter model.path={config.path} has rank {found[0]}, alpha {found[1]:g} and "
+            f"targets {sorted(described.target_modules)}, the run another. Set model.lora.rank="
+            f"{found[0]} model.lora.alpha={found[1]:g} model.lora.targets=null to go on with it, "
+            "or model.lora.rank=null to merge it and train all weights."
+        )
+    described.inference_mode = False
+    _inject(model, described, config, lora, 0, "resumed")
+    try:
+        saved = load_file(path / WEIGHTS).items()
+        state = {name.removeprefix("base_model.model."): value for name, value in saved}
+        done = set_peft_model_state_dict(model, state)
+    except (OSError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"{path / WEIGHTS} cannot be used: {error}.") from error
+    missing = [key for key in done.missing_keys if "lora_" in key]
+    if missing or done.unexpected_keys:
+        raise ConfigError(
+            f"{path / WEIGHTS} does not fit its base: {(missing or done.unexpected_keys)[0]} is "
+            "missing or unknown. Check base_model_name_or_path."
+        )
+    return model
+
+
+def _inject(
+    model: PreTrainedModel, described: Any, config: ModelConfig, lora: LoraConfig, seed: int,
+    role: str,
+) -> PreTrainedModel:  # fmt: skip
+    from peft import inject_adapter_in_model
+
+    described.lora_dropout = 0.0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "adapter", role))
+        inject_adapter_in_model(described, model, ADAPTER)
+    described.lora_dropout = lora.dropout
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("lora_" in name)
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+    if lora.dropout:
+        for module in adapted(model).values():
+            module.lora_dropout[ADAPTER] = TrainingDropout(lora.dropout)
+    dtype = None if config.compute_dtype is None else getattr(torch, config.compute_dtype)
+    cast_frozen(model, dtype)
+    return model
+
+
+class TrainingDropout(nn.Module):
+    """Dropout where gradients are made; none in sampling, old log-probs and evaluation."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return x
+        return nn.functional.dropout(x, self.rate, training=True)
+
+
+def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
+    """The last names of the linear maps to adapt.
+
+    Raises:
+        ConfigError: a name that no linear map of the body has.
+    """
+    from zoo.instantiate import did_you_mean
+
+    head = model.get_output_embeddings()
+    known = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+    for name in lora.targets or ():
+        if name not in known:
+            raise ConfigError(
+                f"model.lora.targets names {name!r}, which is no linear map of "
+                f"{type(model).__name__}.{did_you_mean(name, known)} It has "
+                f"{', '.join(sorted(known))}."
+            )
+    return sorted(known if lora.targets is None else lora.targets)
+
+
+def _name_of(config: ModelConfig) -> str:
+    """What the adapter's folder calls its base: a hub's name, or a path from the root."""
+    path = Path(str(config.path)).expanduser()
+    return str(path.resolve()) if path.exists() else str(config.path)
+
+
+def adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that carry an adapter, by name."""
+    return {n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and m.lora_A}
+
+
+def branch(model: PreTrainedModel, with_adapter: bool) -> Any:
+    """A second body over the frozen weights of the first: they are shared, not copied.
+
+    Args:
+        with_adapter: with a copy of the adapter as it is now; without, the base alone.
+    """
+    memo = {id(p): p for p in model.parameters() if not p.requires_grad}
+    body: Any = copy.deepcopy(model, memo)
+    if not with_adapter:
+        for name, layer in adapted(body).items():
+            parent, _, leaf = name.rpartition(".")
+            setattr(body.get_submodule(parent), leaf, layer.base_layer)
+        body.__dict__.pop("peft_config", None)
+    return body
+
+
+@torch.no_grad()
+def merge_into(fresh: PreTrainedModel, trained: nn.Module, prefix: str = "") -> PreTrainedModel:
+    """Add the adapter of `trained` to the weights of its base, in their own dtype, in place.
+
+    Args:
+        fresh: the base, without an adapter.
+        trained: the same architecture with one, perhaps as a part of another module.
+        prefix: of the names in `trained` that `fresh` has not got.
+    """
+    for name, layer in adapted(trained).items():
+        weight: Any = fresh.get_submodule(name.removeprefix(prefix)).weight
+        # In float32: in the weights' dtype a small product would vanish before it is added
+        delta = layer.get_delta_weight(ADAPTER).float().to(weight.device)
+        weight.copy_(weight.float() + delta)
+    return fresh
+
+
+# one layer, for those who compute it by hand -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """y = base(x) + scale · up · down · x."""
+
+    base: nn.Linear
+    down: Tensor  # A [rank, in]
+    up: Tensor  # B [out, rank]
+    scale: float
+
+
+def low_rank(module: nn.Module) -> LowRank | None:
+    """The parts of an adapted linear map; None for any other module."""
+    layer: Any = module
+    if not hasattr(layer, "lora_A") or type(layer.base_layer) is not nn.Linear:
+        return None
+    odd = layer.merged or layer.disable_adapters or list(layer.lora_A) != [ADAPTER]
+    odd = odd or getattr(layer, "lora_variant", None) or layer.active_adapters != [ADAPTER]
+    if odd or layer.lora_B[ADAPTER].bias is not None:
+        return None
+    return LowRank(
+        layer.base_layer,
+        layer.lora_A[ADAPTER].weight,
+        layer.lora_B[ADAPTER].weight,
+        float(layer.scaling[ADAPTER]),
+    )
+
+
+# what is trained ---------------------------------------------------------------------------------
+
+
+def trained_state(module: nn.Module) -> dict[str, Any]:
+    """The state of a module without its frozen weights, which its start brings back."""
+    frozen = set(_frozen(module))
+    return {name: value for name, value in module.state_dict().items() if name not in frozen}
+
+
+def load_trained_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Put back what `trained_state` gave.
+
+    Raises:
+        RuntimeError: a trained weight is missing, or one is unknown.
+    """
+    told = module.load_state_dict(state, strict=False)
+    missing = sorted(set(told.missing_keys) - set(_frozen(module)))
+    if missing or told.unexpected_keys:
+        raise RuntimeError(
+            f"the state lacks {missing[:3]} and has too many of {told.unexpected_keys[:3]}"
+        )
+
+
+def _frozen(module: nn.Module) -> Iterator[str]:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            yield name
