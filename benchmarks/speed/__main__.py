@@ -1,0 +1,177 @@
+"""zoo beside TRL and transformers on the same work: python -m benchmarks.speed.
+
+    python -m benchmarks.speed.peers            # once: TRL in an environment of its own
+    python -m benchmarks.speed [--only CONTEST …] [--steps 5] [--out results/speed]
+        [--peers FOLDER | --no-peers] [--model FOLDER] [--prompts FILE] [--threads N] [--anyway]
+
+Contests are held one after the other, each with its record in OUT/records; those that are there
+are not held again (delete them to start anew), so the command goes on where it was stopped. The
+page, table and chart are made from all records. Other work on the machine makes it refuse, or
+with --anyway note that the figures are not to be judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.contests import (
+    BUSY,
+    CONTESTS,
+    REPOSITORY,
+    Died,
+    Place,
+    hold,
+    waited_until_quiet,
+)
+from benchmarks.speed.peers import OLDER, TRL, default_folder, older_of, python_of
+from benchmarks.speed.table import table, write
+from benchmarks.speed.workloads import W1, W2, prepare
+from zoo.measure.provenance import meta
+from zoo.models.loading import cache_folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 when every bar that was judged is met, 1 when one is missed, 2 on refusal."""
+    options = _options(arguments)
+    place = Place(
+        cache_folder() / "speed", python_of(options.peers), older_of(options.peers), options.threads
+    )
+    if not place.peers.exists() and not options.no_peers:
+        return _refuse(
+            f"no TRL in {options.peers}: run `python -m benchmarks.speed.peers` first, or say "
+            "--no-peers."
+        )
+    unknown = [name for name in options.only if name not in _names()]
+    if unknown:
+        return _refuse(f"no contest {unknown[0]!r}: there are {', '.join(_names())}.")
+    print(f"load average before: {', '.join(f'{x:.2f}' for x in os.getloadavg())}", flush=True)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    records_folder = options.out / "records"
+    records_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for workload in (W1, W2):
+            prepare(workload, place.folder, options.model, options.prompts)
+    except FileNotFoundError as error:
+        return _refuse(str(error))
+    command = shlex.join(["python", "-m", "benchmarks.speed", *_told(options)])
+    for name in options.only or _names():
+        if not (records_folder / f"{name}.json").exists():
+            share = waited_until_quiet()
+            if share > BUSY and not options.anyway:
+                return _refuse(
+                    f"other work uses {share:.0%} of this machine, so nothing would be comparable. "
+                    "Stop it and give the command again, or say --anyway."
+                )
+            print(f"{name}", flush=True)
+            try:
+                record = _held(name, place, options, _read(records_folder))
+            except Died as problem:
+                print(f"    failed: {problem}", file=sys.stderr, flush=True)
+                continue
+            record |= {"judged": share <= BUSY and record.get("others", 0) <= BUSY, **_facts()}
+            path = records_folder / f"{name}.json"
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        bars = write(_read(records_folder), _origin(_read(records_folder)), command, options.out)
+    print(table(bars))
+    failed = [
+        name for name in options.only or _names() if not (records_folder / f"{name}.json").exists()
+    ]
+    if failed:
+        return _refuse(f"not held: {', '.join(failed)}.")
+    return 0 if all(bar.met for bar in bars) else 1
+
+
+def _held(
+    name: str, place: Place, options: argparse.Namespace, records: dict[str, Any]
+) -> dict[str, Any]:
+    if name != "checks":
+        contest = next(one for one in CONTESTS if one.name == name)
+        contest = replace(contest, peers=()) if options.no_peers else contest
+        return hold(contest, place, options.steps, records)
+    models = [str(place.folder / workload.name / "model") for workload in (W1, W2)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.speed.checks", *models],
+        capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise Died(done.stderr[-2000:])
+    return {"contest": name, "load": round(os.getloadavg()[0], 2), **json.loads(done.stdout)}
+
+
+def _names() -> list[str]:
+    return ["checks", *(contest.name for contest in CONTESTS)]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The records of a folder, in the order of the contests."""
+    paths = {name: folder / f"{name}.json" for name in _names()}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+def _facts() -> dict[str, Any]:
+    found = meta()
+    return {key: found[key] for key in ("commit", "dirty", "started")}
+
+
+def _origin(records: dict[str, Any]) -> dict[str, Any]:
+    """Commit, machine and versions; of the records' commits the distinct ones."""
+    found = meta()
+    commits = sorted({str(record["commit"]) for record in records.values()})
+    return {
+        "commit": ", ".join(commits),
+        "dirty": any(record["dirty"] for record in records.values()),
+        "machine": found["machine"],
+        "versions": found["versions"],
+        "peers": f"{TRL} ({OLDER} for PPO)",
+        "not_judged": [name for name, record in records.items() if not record["judged"]],
+    }
+
+
+def _told(options: argparse.Namespace) -> list[str]:
+    """The command line without paths of this machine."""
+    words = [f"--steps={options.steps}"] if options.steps != 5 else []
+    words += ["--threads", str(options.threads)] if options.threads != os.cpu_count() else []
+    return words + (["--anyway"] if options.anyway else [])
+
+
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 2
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    shared = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", default=[], help=f"of {', '.join(_names())}")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of each contender")
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--peers", type=Path, default=default_folder())
+    parser.add_argument("--no-peers", action="store_true", help="zoo and transformers alone")
+    parser.add_argument("--model", type=Path, default=cache_folder() / "models" / "smollm2_135m")
+    parser.add_argument("--prompts", type=Path, default=shared / "data" / "gsm8k" / "train.jsonl")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--anyway", action="store_true", help="measure beside other work")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

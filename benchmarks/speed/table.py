@@ -1,0 +1,485 @@
+"""The bars: from the records of contests to ratios, a table, a chart."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Records = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One ratio that is judged; `at_least` says which side of `must` is right."""
+
+    bar: str
+    workload: str
+    contest: str
+    must: float
+    aim: float
+    at_least: bool
+    ratio: Callable[[dict[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A bar with what was measured; the fields of a row in speed.json."""
+
+    bar: str
+    workload: str
+    ratio: float
+    must: float
+    aim: float
+    met: bool
+    samples: int
+    load: float
+    at_least: bool
+
+
+def median(record: dict[str, Any], name: str, key: str = "seconds") -> float:
+    return statistics.median(step[key] for step in record["contenders"][name]["steps"])
+
+
+def _faster(peer: str, key: str = "seconds") -> Callable[[dict[str, Any]], float]:
+    return lambda record: median(record, peer, key) / median(record, "zoo", key)
+
+
+def _tokens_a_second(record: dict[str, Any], name: str) -> float:
+    steps = record["contenders"][name]["steps"]
+    return statistics.median(s["tokens_generated"] / s["generate_seconds"] for s in steps)
+
+
+def _more_tokens(record: dict[str, Any]) -> float:
+    return _tokens_a_second(record, "zoo") / _tokens_a_second(record, "plain")
+
+
+def _over_floor(part: str) -> Callable[[dict[str, Any]], float]:
+    return lambda record: (
+        median(record, "zoo", f"{part}_seconds") / median(record, "plain", f"{part}_floor")
+    )
+
+
+def _peak(record: dict[str, Any], name: str) -> float:
+    return max(step["peak"] for step in record["contenders"][name]["steps"])
+
+
+def _leaner(peer: str) -> Callable[[dict[str, Any]], float]:
+    return lambda record: _peak(record, "zoo") / _peak(record, peer)
+
+
+def _dpo(record: dict[str, Any]) -> float:
+    """zoo's step with the reference's forward pass of its rows, which a run makes once."""
+    steps = record["contenders"]["zoo"]["steps"]
+    ours = statistics.median(s["seconds"] + s["reference_seconds"] for s in steps)
+    return median(record, "TRL") / ours
+
+
+def _among(one: str, other: str) -> Callable[[dict[str, Any]], float]:
+    return lambda record: median(record, one) / median(record, other)
+
+
+def _growth(record: dict[str, Any]) -> float:
+    found = record["vocabulary"]
+    return found["extra_bytes_of_twice_the_tokens"] / found["extra_bytes"]
+
+
+def _gap(workload: str) -> Callable[[dict[str, Any]], float]:
+    return lambda record: record["parity"][workload]["absolute"]
+
+
+VOCABULARY = "growth of the vocabulary's share of the peak with twice the tokens"
+BARS = (
+    Bar(
+        "GRPO step against the best TRL",
+        "W1 fixed",
+        "grpo-W1-fixed",
+        1.7,
+        2.5,
+        True,
+        _faster("TRL"),
+    ),
+    Bar(
+        "GRPO step against the best TRL",
+        "W1 natural",
+        "grpo-W1-natural",
+        2.5,
+        4.0,
+        True,
+        _faster("TRL"),
+    ),
+    Bar(
+        "GRPO step against TRL pure bf16",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        2.7,
+        4.0,
+        True,
+        _faster("TRL bf16"),
+    ),
+    Bar(
+        "GRPO step against TRL amp", "W2 fixed", "grpo-W2-fixed", 3.3, 5.0, True, _faster("TRL amp")
+    ),
+    Bar(
+        "GRPO training part against plain padded full logits",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        1.8,
+        2.3,
+        True,
+        _faster("plain", "train_seconds"),
+    ),
+    Bar(
+        "tokens a second against generate (bf16)",
+        "W1 fixed",
+        "grpo-W1-fixed",
+        2.0,
+        4.0,
+        True,
+        _more_tokens,
+    ),
+    Bar(
+        "tokens a second against generate (bf16)",
+        "W1 natural",
+        "grpo-W1-natural",
+        4.0,
+        6.0,
+        True,
+        _more_tokens,
+    ),
+    Bar(
+        "tokens a second against generate (bf16)",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        2.0,
+        2.8,
+        True,
+        _more_tokens,
+    ),
+    Bar(
+        "generation over the floor of matrix products",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        2.0,
+        1.5,
+        False,
+        _over_floor("generate"),
+    ),
+    Bar(
+        "training over the floor of matrix products",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        1.7,
+        1.35,
+        False,
+        _over_floor("train"),
+    ),
+    Bar("PPO step against TRL 1.12", "W1 fixed", "ppo-W1-fixed", 1.8, 2.5, True, _faster("TRL")),
+    Bar("PPO step against TRL 1.12", "W2 fixed", "ppo-W2-fixed", 2.0, 3.0, True, _faster("TRL")),
+    Bar(
+        "DPO step against TRL, both with the reference's pass",
+        "W1 natural",
+        "dpo-W1-natural",
+        1.5,
+        2.2,
+        True,
+        _dpo,
+    ),
+    Bar(
+        "DPO step against TRL, both with the reference's pass",
+        "W2 natural",
+        "dpo-W2-natural",
+        2.2,
+        3.2,
+        True,
+        _dpo,
+    ),
+    Bar(
+        "DPO step against TRL, both with a cached reference",
+        "W1 natural",
+        "dpo-W1-natural-cached",
+        1.5,
+        2.2,
+        True,
+        _faster("TRL"),
+    ),
+    Bar(
+        "DPO step against TRL, both with a cached reference",
+        "W2 natural",
+        "dpo-W2-natural-cached",
+        2.2,
+        3.2,
+        True,
+        _faster("TRL"),
+    ),
+    Bar(
+        "peak RSS of GRPO against TRL amp",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        0.65,
+        0.5,
+        False,
+        _leaner("TRL amp"),
+    ),
+    Bar(
+        "peak RSS of GRPO against TRL pure bf16",
+        "W2 fixed",
+        "grpo-W2-fixed",
+        0.85,
+        0.65,
+        False,
+        _leaner("TRL bf16"),
+    ),
+    Bar(
+        "peak RSS of PPO against TRL 1.12",
+        "W2 fixed",
+        "ppo-W2-fixed",
+        0.80,
+        0.6,
+        False,
+        _leaner("TRL"),
+    ),
+    Bar(
+        "step of 32 rollouts, G = 16 against G = 4",
+        "W2 fixed",
+        "grpo-W2-fixed-sizes",
+        0.85,
+        0.8,
+        False,
+        _among("zoo G=16", "zoo G=4"),
+    ),
+    Bar(
+        "step with 192 new tokens against 96",
+        "W2 fixed",
+        "grpo-W2-fixed-sizes",
+        2.3,
+        2.1,
+        False,
+        _among("zoo C=192", "zoo C=96"),
+    ),
+    Bar(VOCABULARY, "8k → 49k", "checks", 1.01, 1.01, False, _growth),
+    Bar(
+        "log-probs against transformers in float32, nats",
+        "W1",
+        "checks",
+        1e-5,
+        1e-5,
+        False,
+        _gap("W1"),
+    ),
+    Bar(
+        "log-probs against transformers in float32, nats",
+        "W2",
+        "checks",
+        5e-5,
+        5e-5,
+        False,
+        _gap("W2"),
+    ),
+)
+
+
+def judge(records: Records) -> list[Judged]:
+    """Every bar whose contest was held."""
+    found = []
+    for bar in BARS:
+        record = records.get(bar.contest)
+        if record is None:
+            continue
+        try:
+            ratio = bar.ratio(record)
+        except KeyError:  # a side of the bar did not take part
+            continue
+        met = ratio >= bar.must if bar.at_least else ratio <= bar.must
+        sides = record.get("contenders", {}).values()
+        samples = min((len(side["steps"]) for side in sides), default=1)
+        found.append(
+            Judged(
+                bar.bar, bar.workload, ratio, bar.must, bar.aim, met, samples,
+                record.get("load", 0.0), bar.at_least,
+            )
+        )  # fmt: skip
+    return found
+
+
+def agreement(records: Records) -> Iterator[tuple[str, str, bool]]:
+    """Whether both sides did the same work: (contest, what was compared, same)."""
+    for name, record in records.items():
+        sides = record.get("contenders", {})
+        peers = [side for side in sides if side.startswith("TRL")]
+        for peer in peers:
+            yield from _same(name, peer, sides["zoo"]["steps"], sides[peer]["steps"])
+
+
+def _same(
+    contest: str, peer: str, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, str, bool]]:
+    if all(s.get("reward") is not None for s in (*ours, *theirs)):
+        a, b = (statistics.mean(s["reward"] for s in side) for side in (ours, theirs))
+        # eighths, uniform on a text of any length: σ ≈ 0.29 a completion, at least 32 a step
+        close = abs(a - b) < 4 * 0.29 * (2 / (32 * len(ours))) ** 0.5
+        yield contest, f"{peer}: mean reward {a:.3f} and {b:.3f}", close
+    if all(s.get("tokens_generated") is not None for s in (*ours, *theirs)):
+        a, b = (statistics.mean(s["tokens_generated"] for s in side) for side in (ours, theirs))
+        yield contest, f"{peer}: {a:.0f} and {b:.0f} tokens a step", abs(a / b - 1) < 0.15
+    if not contest.startswith(("dpo", "sft")):
+        return
+    for key in ("loss", "grad_norm"):
+        a, b = ours[0][key], theirs[0][key]
+        if a is not None and b is not None:
+            yield contest, f"{peer}: {key} {a:.4f} and {b:.4f}", abs(a - b) < 0.02 * abs(b)
+
+
+def write(records: Records, origin: dict[str, Any], command: str, out: Path) -> list[Judged]:
+    """speed.csv, speed.md, speed.png and speed.json; returns the bars."""
+    bars = judge(records)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(bar) for bar in bars]
+    same = [{"contest": c, "compared": what, "same": ok} for c, what, ok in agreement(records)]
+    document = {"bars": rows, "agreement": same, "command": command, **origin}
+    (out / "speed.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    with open(out / "speed.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["contest", "contender", "precision", "micro_batch", "step", "seconds",
+             "generate_seconds", "train_seconds", "tokens_generated", "peak_bytes", "loss"]
+        )  # fmt: skip
+        for name, record in records.items():
+            for side, found in record.get("contenders", {}).items():
+                for index, s in enumerate(found["steps"]):
+                    setting = [found.get("precision", ""), found.get("micro_batch", "")]
+                    values = [s.get(k, "") for k in (
+                        "seconds", "generate_seconds", "train_seconds", "tokens_generated",
+                        "peak", "loss",
+                    )]  # fmt: skip
+                    writer.writerow([name, side, *setting, index, *values])
+    (out / "speed.md").write_text(_page(records, bars, same, origin, command), encoding="utf-8")
+    _chart(bars, out / "speed.png")
+    return bars
+
+
+def table(bars: Sequence[Judged]) -> str:
+    """The bars as markdown."""
+    lines = ["| bar | workload | measured | must | aim | |", "|---|---|--:|--:|--:|---|"]
+    for bar in bars:
+        sign = "≥" if bar.at_least else "≤"
+        verdict = "met" if bar.met else "missed"
+        past = bar.ratio >= bar.aim if bar.at_least else bar.ratio <= bar.aim
+        verdict = "aim met" if past else verdict
+        lines.append(
+            f"| {bar.bar} | {bar.workload} | {_number(bar.ratio)} | {sign} {_number(bar.must)} | "
+            f"{sign} {_number(bar.aim)} | {verdict} |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if abs(value) < 0.01 else f"{value:.2f}"
+
+
+def _page(
+    records: Records,
+    bars: Sequence[Judged],
+    same: Sequence[dict[str, Any]],
+    origin: dict[str, Any],
+    command: str,
+) -> str:
+    parts = [
+        "# Speed and memory beside TRL and transformers\n",
+        "Both sides make the same steps in turns, each in a process of its own; a figure is the "
+        "median of the steps after one to warm up. zoo always trains float32 weights with "
+        "bfloat16 arithmetic; TRL runs at its fastest setting of a search over precision and "
+        "micro-batch. Ratios above 1 mean that zoo is faster; those of memory and of floors are "
+        "better when small. zoo's training and TRL's are whole updates, with clipping and AdamW.\n",
+        table(bars),
+        "\n## Seconds and memory of a step\n",
+        _seconds_table(records),
+        *_inside(records),
+        "\n## The same work\n",
+        *[
+            f"- {s['contest']}, {s['compared']}{'' if s['same'] else ' (**differs**)'}"
+            for s in same
+        ],
+        "\n## TRL's settings that were tried\n",
+        *[
+            f"- {name}: " + ", ".join(f"{o['name'][4:]} {_tried(o)}" for o in record["search"])
+            for name, record in records.items()
+            if record.get("search") and "search_of" not in record
+        ],
+        f"\nCommand: `{command}`. Commit: {origin['commit']}"
+        f"{' with uncommitted changes' if origin['dirty'] else ''}. Machine: "
+        f"{origin['machine']['cpu']}, {origin['machine']['cores']} cores, "
+        f"{origin['machine']['system']}. Versions: "
+        + ", ".join(f"{k} {v}" for k, v in origin["versions"].items())
+        + f", TRL {origin['peers']}.",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _tried(one: dict[str, Any]) -> str:
+    return f"{one['seconds']:.2f} s" if one["seconds"] is not None else "failed"
+
+
+def _seconds_table(records: Records) -> str:
+    lines = [
+        "| contest | contender | step s | generation s | training s | tokens a step | peak MB |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, record in records.items():
+        for side, found in record.get("contenders", {}).items():
+            setting = (
+                f" {found['precision']}, mb {found['micro_batch']}" if "precision" in found else ""
+            )
+            cells = [f"{median(record, side):.2f}"]
+            for key in ("generate_seconds", "train_seconds", "tokens_generated"):
+                values = [s[key] for s in found["steps"] if s.get(key)]
+                form = ".0f" if key.startswith("tokens") else ".2f"
+                cells.append(f"{statistics.median(values):{form}}" if values else "")
+            peaks = [s["peak"] for s in found["steps"] if s.get("peak")]
+            cells.append(f"{max(peaks) / 1e6:.0f}" if peaks else "")
+            lines.append(f"| {name} | {side}{setting} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _inside(records: Records) -> Iterator[str]:
+    """GRPO beside PPO, both zoo's: told, not judged, since a fat PPO would flatter it."""
+    for workload in ("W1", "W2"):
+        grpo, ppo = (records.get(f"{a}-{workload}-fixed") for a in ("grpo", "ppo"))
+        if grpo and ppo:
+            time = median(grpo, "zoo") / median(ppo, "zoo")
+            memory = _peak(grpo, "zoo") / _peak(ppo, "zoo")
+            yield (
+                f"\nInside zoo, {workload}: a GRPO step takes {time:.2f} of a PPO step's time and "
+                f"{memory:.2f} of its peak memory (process included)."
+            )
+
+
+def _chart(bars: Sequence[Judged], path: Path) -> None:
+    """How far each bar is past what it must be."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [bar for bar in bars if bar.must >= 0.01]
+    values = [b.ratio / b.must if b.at_least else b.must / b.ratio for b in shown]
+    aims = [b.aim / b.must if b.at_least else b.must / b.aim for b in shown]
+    names = [f"{b.bar}, {b.workload}" for b in shown]
+    figure, axes = plt.subplots(figsize=(10, 0.38 * len(shown) + 1.2))
+    colors = ["#2a7f62" if b.met else "#b5482a" for b in shown]
+    axes.barh(range(len(shown)), values, color=colors)
+    axes.plot(aims, range(len(shown)), "k|", markersize=12, label="aim")
+    axes.axvline(1, color="black", linewidth=1)
+    for index, (value, bar) in enumerate(zip(values, shown, strict=True)):
+        axes.text(value, index, f" {_number(bar.ratio)}", va="center", fontsize=8)
+    axes.set_yticks(range(len(shown)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("measured over must (1: just met); the measured ratio beside")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

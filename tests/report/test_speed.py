@@ -1,0 +1,115 @@
+"""The speed benchmark's bars from records, by hand, and the sides' settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.speed.contests import CONTESTS, Contender, Place, _spec
+from benchmarks.speed.table import BARS, agreement, judge, write
+from benchmarks.speed.workloads import W1, W2
+from benchmarks.speed.zoo_side import overrides
+
+PLACE = Place(Path("work"), Path("peer/python"), Path("older"), 2)
+ORIGIN: dict[str, Any] = {
+    "commit": "abc", "dirty": False, "versions": {"torch": "2"}, "peers": "1",
+    "machine": {"cpu": "x", "cores": 2, "system": "y"},
+}  # fmt: skip
+
+
+def steps(seconds: list[float], **more: Any) -> dict[str, Any]:
+    return {"steps": [{"seconds": s, "peak": 100, **more} for s in seconds]}
+
+
+def record(name: str) -> dict[str, Any]:
+    ours = steps(
+        [1, 2, 9], generate_seconds=1.0, train_seconds=2.0, tokens_generated=100, reward=0.4,
+        reference_seconds=1.0, loss=0.7, grad_norm=1.0,
+    )  # fmt: skip
+    theirs = steps(
+        [6, 5, 4], generate_seconds=4.0, train_seconds=3.0, tokens_generated=100, reward=0.41,
+        generate_floor=0.5, train_floor=1.6, loss=0.7, grad_norm=1.3,
+    )  # fmt: skip
+    theirs["steps"][0]["peak"] = 200
+    names = ("TRL", "TRL bf16", "TRL amp", "plain", "zoo G=16", "zoo G=4", "zoo C=192", "zoo C=96")
+    found = {
+        "contest": name,
+        "load": 0.3,
+        "search": [],
+        "contenders": {"zoo": ours, **dict.fromkeys(names, theirs)},
+        "parity": {"W1": {"absolute": 2e-5}, "W2": {"absolute": 2e-5}},
+        "vocabulary": {"extra_bytes": 10, "extra_bytes_of_twice_the_tokens": 10},
+    }
+    return found
+
+
+def test_bars_by_hand() -> None:
+    names = {bar.contest for bar in BARS}
+    found = {(b.bar, b.workload): b for b in judge({name: record(name) for name in names})}
+    assert len(found) == len(BARS)
+    step = found["GRPO step against the best TRL", "W1 fixed"]  # medians 5 and 2
+    assert step.ratio == 2.5 and step.met and step.samples == 3
+    assert found["GRPO step against TRL pure bf16", "W2 fixed"].ratio == 2.5
+    assert not found["GRPO step against TRL pure bf16", "W2 fixed"].met  # 2.7
+    dpo = found["DPO step against TRL, both with the reference's pass", "W1 natural"]
+    assert dpo.ratio == pytest.approx(5 / 3)  # the median of 2, 3, 10
+    tokens = found["tokens a second against generate (bf16)", "W1 fixed"]
+    assert tokens.ratio == 4.0 and tokens.met
+    floor = found["generation over the floor of matrix products", "W2 fixed"]
+    assert floor.ratio == 2.0 and floor.met and not floor.at_least
+    assert found["training over the floor of matrix products", "W2 fixed"].ratio == 1.25
+    assert found["peak RSS of GRPO against TRL amp", "W2 fixed"].ratio == 0.5
+    assert not found["log-probs against transformers in float32, nats", "W1"].met
+    assert found["log-probs against transformers in float32, nats", "W2"].met
+
+
+def test_a_bar_whose_side_did_not_take_part_is_left_out() -> None:
+    alone = record("grpo-W2-fixed")
+    for name in [n for n in alone["contenders"] if n.startswith("TRL")]:
+        del alone["contenders"][name]
+    bars = {bar.bar for bar in judge({"grpo-W2-fixed": alone})}
+    assert "GRPO step against TRL amp" not in bars
+    assert "tokens a second against generate (bf16)" in bars
+
+
+def test_other_work_is_told_from_the_same_work() -> None:
+    dpo = {what: ok for _, what, ok in agreement({"dpo-W1-natural": record("dpo-W1-natural")})}
+    assert dpo["TRL: loss 0.7000 and 0.7000"]
+    assert not dpo["TRL: grad_norm 1.0000 and 1.3000"]
+    other = record("grpo-W1-fixed")
+    for step in other["contenders"]["zoo"]["steps"]:
+        step["tokens_generated"] = 60
+    grpo = [(what, ok) for _, what, ok in agreement({"grpo-W1-fixed": other})]
+    assert ("TRL: 60 and 100 tokens a step", False) in grpo
+
+
+def test_what_is_written_holds_every_bar_and_no_path(tmp_path: Path) -> None:
+    names = {bar.contest for bar in BARS}
+    records = {name: record(name) for name in names}
+    write(records, ORIGIN, "python -m benchmarks.speed", tmp_path)
+    document = json.loads((tmp_path / "speed.json").read_text())
+    assert len(document["bars"]) == len(BARS)
+    assert {"bar", "workload", "ratio", "must", "aim", "met", "samples", "load"} <= set(
+        document["bars"][0]
+    )
+    page = (tmp_path / "speed.md").read_text()
+    assert "GRPO step against TRL amp" in page and "missed" in page
+    assert (tmp_path / "speed.png").stat().st_size > 10_000
+    assert len((tmp_path / "speed.csv").read_text().splitlines()) == 1 + len(records) * 9 * 3
+
+
+@pytest.mark.parametrize("contest", CONTESTS, ids=lambda c: c.name)
+def test_every_contest_is_a_run_that_zoo_accepts(contest: Any) -> None:
+    from zoo.compose import compose
+
+    contender = Contender("zoo", "zoo")
+    spec = _spec(contest, contender, PLACE, "out")
+    composed = compose(overrides(spec))
+    workload = {"W1": W1, "W2": W2}[contest.workload]
+    groups = {"dpo": workload.pairs, "sft": workload.examples}
+    assert composed.train.groups == groups.get(contest.algorithm, workload.prompts)
+    assert composed.algorithm._target_.lower().endswith(contest.algorithm)
+    assert composed.train.lr == 1e-6 and composed.model.compute_dtype == "bfloat16"
