@@ -3,6 +3,7 @@
 Reads the labelled cases from `$ZOO_SHARED/data/verifier` (or `../shared`), judges every row in a
 process of its own that is killed when it hangs, and writes verifier.md and verifier.csv to
 results/verifier (or `out=DIR`). `seconds=3` sets the hang limit, `verifiers=zoo` leaves out others.
+TRL's accuracy reward takes part where TRL is: here, or in `python -m benchmarks.speed.peers`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from zoo.measure.provenance import meta
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OPTIONS = ("out", "seconds", "verifiers")
@@ -46,9 +45,33 @@ def judge_math_verify() -> Callable[[str, str, str], float]:
     return lambda completion, gold, style: float(verify(parse(f"${gold}$"), parse(completion)))
 
 
-VERIFIERS: dict[str, tuple[Callable[[], Callable[[str, str, str], float]], str]] = {
+def judge_boxed_first() -> Callable[[str, str, str], float]:
+    """math-verify told to read a box before anything else, timeouts on."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    boxed = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    def judge(completion: str, gold: str, style: str) -> float:
+        return float(verify(parse(f"${gold}$"), parse(completion, extraction_config=boxed)))
+
+    return judge
+
+
+def judge_trl() -> Callable[[str, str, str], float]:
+    """TRL's accuracy reward; what it abstains from is not paid."""
+    from trl.rewards import accuracy_reward
+
+    def judge(completion: str, gold: str, style: str) -> float:
+        return accuracy_reward([[{"role": "assistant", "content": completion}]], [f"${gold}$"])[0]
+
+    return judge
+
+
+VERIFIERS: dict[str, tuple[Callable[[], Callable[[str, str, str], Any]], str]] = {
     "zoo": (judge_zoo, "zoo.rewards.math"),
     "math-verify": (judge_math_verify, "math_verify"),
+    "math-verify boxed-first": (judge_boxed_first, "math_verify"),
+    "trl": (judge_trl, "trl"),
 }
 
 
@@ -146,9 +169,14 @@ class Worker:
         row.score, row.seconds, row.error = answer["score"], answer["seconds"], answer["error"]
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "benchmarks.verifier", "worker", self.name]
+        python = _python(self.name)
+        command = [python, "-m", "benchmarks.verifier", "worker", self.name]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=REPOSITORY,
         )
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
@@ -177,12 +205,22 @@ def serve(name: str) -> None:
         score, error = None, ""
         start = time.perf_counter()
         try:
-            score = float(judge(completion, gold, style))
+            score = float(judge(completion, gold, style) or 0.0)
         except Exception as problem:
             error = type(problem).__name__
         seconds = time.perf_counter() - start
         print(json.dumps({"score": score, "seconds": seconds, "error": error}), file=replies)
         replies.flush()
+
+
+def _python(name: str) -> str:
+    """The interpreter that has a verifier: this one, or that of the peers' environment; or ""."""
+    if find_spec(VERIFIERS[name][1]) is not None:
+        return sys.executable
+    from benchmarks.speed.peers import default_folder, python_of
+
+    other = python_of(default_folder())
+    return str(other) if name == "trl" and other.exists() else ""
 
 
 # ---------------------------------------------------------------- the table
@@ -199,7 +237,7 @@ class Result:
 
 def measure(name: str, data: Path, seconds: float) -> Result:
     """Judge every row with one verifier."""
-    package = "zoo-rl" if name == "zoo" else name
+    package = "zoo-rl" if name == "zoo" else name.partition(" ")[0]
     result = Result(name, _version(package))
     worker = Worker(name, seconds)
     try:
@@ -255,6 +293,10 @@ def _format(path: Path) -> str:
 
 
 def _version(package: str) -> str:
+    if package == "trl" and find_spec("trl") is None:
+        from benchmarks.speed.peers import TRL
+
+        return TRL
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -263,6 +305,8 @@ def _version(package: str) -> str:
 
 def write(results: Sequence[Result], out: Path, command: str) -> str:
     """verifier.csv and verifier.md; returns the table."""
+    from zoo.measure.provenance import meta  # not at the top: a peer's worker has no zoo
+
     out.mkdir(parents=True, exist_ok=True)
     origin = meta()
     names = list(results[0].columns)
@@ -313,7 +357,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no labelled cases at {data}: set ZOO_SHARED to their folder", file=sys.stderr)
         return 2
     wanted = [name for name in options.get("verifiers", ",".join(VERIFIERS)).split(",") if name]
-    names = [name for name in wanted if find_spec(VERIFIERS[name][1]) is not None]
+    unknown = [name for name in wanted if name not in VERIFIERS]
+    if unknown:
+        print(f"no verifier {unknown[0]!r}: there are {', '.join(VERIFIERS)}", file=sys.stderr)
+        return 2
+    names = [name for name in wanted if _python(name)]
     results = [measure(name, data, float(options.get("seconds", "3"))) for name in names]
     command = shlex.join(["python", "-m", "benchmarks.verifier", *arguments])
     print(write(results, Path(options.get("out", "results/verifier")), command))

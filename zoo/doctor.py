@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zoo.cli import Parser
 from zoo.config import ConfigError
 
 
@@ -61,17 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ[FOLDERS] = os.pathsep.join([*more, *([before] if before else [])])
         more_folders()  # a folder that does not exist is refused before anything is checked
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    # First, so that a mistaken name is told at once.
+    found = {} if options.installation_only else installed_algorithms(options.names)
     findings = [] if options.algorithms_only else list(installation())
     if findings:
         console.print(_installation_table(findings))
     sick = any(finding.mark is Mark.bad for finding in findings)
     if options.installation_only:
         return int(sick)
-    return int(_algorithms(options.names, options.full, console) or sick)
+    return int(_algorithms(found, options.full, console) or sick)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zoo doctor",
         description="Check this installation, and the contract of every algorithm found.",
     )
@@ -120,11 +123,10 @@ def installed_algorithms(names: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def _algorithms(names: Sequence[str], full: bool, console: Console) -> bool:
+def _algorithms(found: dict[str, Any], full: bool, console: Console) -> bool:
     """Checks and prints; whether anything is broken."""
     from zoo.contract import Report, check_algorithms
 
-    found = installed_algorithms(names)
     sound = {name: each for name, each in found.items() if not isinstance(each, ConfigError)}
     started, total = time.perf_counter(), len(sound)
     done = 0
@@ -179,6 +181,7 @@ def installation() -> Iterator[Finding]:
         _memory,
         _folders,
         _hub,
+        _fetched,
         _wandb,
         _sandbox,
         _extras,
@@ -305,6 +308,20 @@ def _hub() -> Iterator[Finding]:
     yield Finding("model hub", Mark.note, detail)
 
 
+def _fetched() -> Iterator[Finding]:
+    from zoo.models.fetch import PACKAGED, check_fetched, fetched_folder, is_fetched
+
+    for name in PACKAGED:
+        if not is_fetched(name):
+            continue
+        try:
+            check_fetched(name, full=True)
+        except ConfigError as error:
+            yield Finding("fetched model", Mark.bad, str(error))
+        else:
+            yield Finding("fetched model", Mark.good, f"{name} in {fetched_folder(name)}")
+
+
 def _wandb() -> Iterator[Finding]:
     if find_spec("wandb") is None:
         yield Finding("wandb", Mark.note, "missing: runs keep their own metrics all the same")
@@ -333,9 +350,11 @@ def _sandbox() -> Iterator[Finding]:
     layers = isolation_report()
     off = [layer.name for layer in layers if not layer.active]
     backend = layers[0]
+    holding = [layer.name for layer in layers[1:] if layer.active]
     detail = f"{backend.detail}; {len(layers) - len(off)} of {len(layers)} layers hold"
+    detail += f": {', '.join(holding)}"
     if off:
-        detail += f", not: {', '.join(off)}. Only rewards that run code use it."
+        detail += f"; not: {', '.join(off)}. Only rewards that run code use it."
     yield Finding("sandbox", Mark.note if off else Mark.good, detail)
 
 

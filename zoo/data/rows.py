@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -80,9 +81,13 @@ class Malformed:
     def add(self, line: int, reason: str) -> None:
         self.rows.append((line, reason))
 
-    def settle(self, total: int, max_malformed: float) -> None:
+    def settle(self, total: int, max_malformed: float, setting: str = "") -> None:
         """Warn about the rows left out, or refuse the whole.
 
+        Args:
+            total: rows there were.
+            max_malformed: the largest share that may be left out.
+            setting: its name, where a user can raise it.
         Raises:
             ConfigError: more than `max_malformed` of `total` rows, or all of them.
         """
@@ -92,10 +97,11 @@ class Malformed:
         shown = "; ".join(f"line {line}: {reason}" for line, reason in rows[:5])
         more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
         if len(rows) > max_malformed * total or len(rows) == total:
+            limit = f"{setting}={max_malformed:g} is" if setting else f"{max_malformed:g} is"
             raise ConfigError(
-                f"{self.source}: {len(rows)} of {total} rows cannot be used, and "
-                f"data.max_malformed={max_malformed:g} is the largest share allowed ({shown}"
-                f"{more}). Correct them, or raise data.max_malformed."
+                f"{self.source}: {len(rows)} of {total} rows cannot be used, and {limit} the "
+                f"largest share allowed ({shown}{more}). "
+                f"{f'Correct them, or raise {setting}.' if setting else 'Correct the file.'}"
             )
         warnings.warn(
             f"{self.source}: left out {len(rows)} of {total} rows ({shown}{more}).",
@@ -110,13 +116,36 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
     """The JSON objects of a file with one a line, and how many lines there were, blank ones apart.
 
     A byte order mark, CRLF line ends and lines of any length are fine; `.gz` is unpacked. A line
-    that is no JSON object goes to `malformed`. A `.json` file may be one array of objects instead;
-    its rows are numbered from 1.
+    that is no JSON object goes to `malformed`. A `.json` file may be one array of objects instead,
+    and a `.parquet` file a table; their rows are numbered from 1.
 
     Raises:
-        ConfigError: no such file, or it holds no rows at all.
+        ConfigError: no such file, one that cannot be read, or it holds no rows at all.
     """
     file = existing(path)
+    try:
+        return _from_table(file) if file.suffix == ".parquet" else _from_lines(file, malformed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}. A file that is cut, or no {file.suffix} inside, has "
+            "to be made anew."
+        ) from error
+
+
+def _from_table(file: Path) -> tuple[list[Row], int]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        items = pyarrow.parquet.read_table(file).to_pylist()
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise ConfigError(f"{file} is no readable parquet file: {error}.") from error
+    if not items:
+        raise ConfigError(f"{file} has no rows. Give a table with one row an example.")
+    return list(enumerate(items, 1)), len(items)
+
+
+def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
     opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
     rows: list[Row] = []
     total = 0

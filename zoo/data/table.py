@@ -92,7 +92,7 @@ def finish(
     found: list[Any], total: int, malformed: Malformed, reader: Reader, max_malformed: float
 ) -> tuple[Any, ...]:
     """The last checks of all rows: malformed ones, duplicates, golds."""
-    malformed.settle(total, max_malformed)
+    malformed.settle(total, max_malformed, "data.max_malformed")
     if reader.kind is Kind.prompts:
         found = without_duplicates(found, content_of, reader.source)
         with_golds = [prompt for prompt in found if "answer" in prompt.columns]

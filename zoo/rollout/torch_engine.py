@@ -118,9 +118,9 @@ class _Decoder:
         """`n` completions of each prompt, in the order of the prompts.
 
         Each distinct prompt is prefilled once and its cache expanded to its n samples; rows that
-        have stopped are dropped from the cache, or make room for prompts that wait. Row i's draws come from (seed, key, i) alone, so
-        neither the batch around a row nor the number of processes changes its tokens (beyond the
-        rounding of matrix products).
+        have stopped are dropped from the cache, or make room for prompts that wait. Row i's draws
+        come from (seed, key, i) alone, so neither the batch around a row nor the number of
+        processes changes its tokens (beyond the rounding of matrix products).
 
         Raises:
             ValueError: an empty prompt, or one longer than the model's context less the limit.
