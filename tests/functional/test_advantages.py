@@ -497,6 +497,14 @@ def test_pooled_statistics_are_taken_in_float64_from_a_list_too():
     assert moments(torch.tensor([33554432.0, 1.0]), mask[:2])[1].item() == 33554433.0
 
 
+def test_whitening_of_float32_has_a_mean_that_float32_has_not():
+    # The mean, 2^24 + 1, is between two float32 numbers; deviations ±1, std √(1000/999).
+    values = torch.tensor([16777216.0, 16777218.0]).repeat(500)
+    expected = torch.tensor([-1.0, 1.0]).repeat(500) * math.sqrt(0.999)
+    mask = torch.ones(1000, dtype=torch.bool)
+    torch.testing.assert_close(whiten(values, mask), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_pooled_whitening_of_zeros_and_of_any_unit():
     mask = torch.ones(3, dtype=torch.bool)
     zeros = f64([0.0, 0.0, 0.0])

@@ -173,6 +173,18 @@ def test_ratio_forms_by_hand_and_masked_k_functions():
         assert out == pytest.approx([expected, 0.0])
 
 
+def test_only_the_ratio_forms_read_the_old_policy():
+    ref, old = torch.tensor([-1.5, -1.0]), torch.tensor([-0.1, -4.0])
+    for estimator in KLEstimator:
+        logprobs = torch.tensor([-1.0, -3.0], requires_grad=True)
+        results = []
+        for given in (None, old):
+            out = kl_penalty(logprobs, ref, None, estimator, given)
+            results += [(out, *torch.autograd.grad(out.sum(), logprobs))]
+        same = [torch.equal(a, b) for a, b in zip(*results, strict=True)]
+        assert same == ([False, False] if estimator.endswith("_ratio") else [True, True])
+
+
 def test_reference_and_old_are_constants():
     logprobs = torch.zeros(2, requires_grad=True)
     ref = torch.full((2,), -1.0, requires_grad=True)

@@ -67,6 +67,7 @@ def test_bootstrap_agrees_with_enumeration_of_all_resamples():
     )
     for level in (0.5, 0.8):
         out = paired_bootstrap(first, second, resamples=20_000, level=level)
+        assert all(type(number) is float for number in out)
         assert out.estimate == pytest.approx(0.125)
         # the means lie on a grid of 1/8, so that the quantiles of 20 000 draws meet the exact ones
         low = torch.quantile(means, (1 - level) / 2).item()
