@@ -143,7 +143,63 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("--config-name nobody", ["'nobody'", "'config'"]),
     ("--config-dir nowhere algorithm=grpo", ["nowhere", "does not exist"]),
     ("hydra.searchpath=[/nowhere]", ["/nowhere", "does not exist"]),
+    # words of other libraries
+    ("num_generations=8", ["num_generations=8", "Did you mean rollout.group_size=8?"]),
+    ("rollout.max_completion_length=9", ["Did you mean rollout.max_new_tokens=9?"]),
+    ("learning_rate=1e-4", ["learning_rate=1e-4", "Did you mean train.lr=1e-4?"]),
+    ("report_to=none", ["report_to=none", "Did you mean measure.wandb=none?"]),
+    ("train.max_steps=9", ["train.max_steps=9", "Did you mean train.steps=9?"]),
+    # a newcomer's
+    ("measure.wandb=true", ["true", "one of offline, online, disabled"]),
+    ("algorithm={a:1}", ["algorithm={a:1}", "Write algorithm=NAME"]),
+    ("rollout.group_size=-4", ["rollout.group_size", "-4", "at least 1"]),
+    ("rollout.max_new_tokens=0", ["rollout.max_new_tokens", "0", "at least 1"]),
+    ("train.groups=0", ["train.groups", "0", "Try train.groups=16"]),
+    ("train.reward_timeout=0", ["train.reward_timeout", "0", "Try train.reward_timeout=1800"]),
+    ("train.reward_on_error=skip", ["'skip'", "one of stop, abstain"]),
+    ("algorithm.kl_coef=-1", ["algorithm.kl_coef", "-1", "Use 0"]),
+    ("model.compute_dtype=fp8", ["fp8", "Use bfloat16"]),
+    ("model.attention=flash", ["model.attention", "'flash'", "sdpa"]),
+    ("model.critic=./nope algorithm=ppo", ["model.critic=./nope", "does not exist"]),
+    ("algorithm=dpo reward=learned", ["reward.path is not set", "algorithm=reward_model"]),
+    ("reward=learned reward.path=./nope", ["reward.path=./nope", "does not exist"]),
+    ("reward=function", ["reward.fn is not set", "Try reward.fn=mine.score"]),
+    ("reward=function reward.fn=mine.score", ["reward.fn=mine.score", "mine.py"]),
+    ("reward=function reward.fn=math.pi", ["math.pi", "float", "function"]),
+    ("data=jsonl", ["data.path is not set", "Try data.path=my.jsonl"]),
+    ("data=jsonl data.path=.", ["is a folder, not a file"]),
+    ("data=jsonl data.path=q.jsonl", ["there is no file q.jsonl", "Check data.path"]),
+    ("data=jsonl data.path=q data.columns.prompt.x=1", ["data.columns.prompt.x=1"]),
+    ("data=gsm8k data.path=nowhere", ["data.path=nowhere", "train.jsonl"]),
+    ("data=hub", ["data.name is not set", "Try data.name=openai/gsm8k"]),
+    ("output=", ["output", "''", "Try output=outputs"]),
+    # subcommands
+    ("fetch nobody", ["'nobody'", "It can fetch smollm2_135m"]),
+    ("fetch --all", ["--all", "takes names and no flags"]),
+    ("runs nowhere", ["nowhere", "outputs/"]),
+    ("runs --foo", ["--foo", "`zoo runs --help`"]),
+    ("report", ["required: folder", "`zoo report --help`"]),
+    ("report nowhere", ["no folder nowhere", "outputs/"]),
+    ("report x --ot y", ["--ot", "Did you mean --out?"]),
+    ("doctor grppo", ["'grppo'", "Did you mean grpo?"]),
+    ("doctor --fulll", ["--fulll", "Did you mean --full?"]),
+    ("doctor --config-dir nowhere", ["nowhere", "does not exist"]),
+    ("evaluate grpo", ["'grpo'", "Did you mean algorithm=grpo?"]),
+    ("evaluate model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
+    ("evaluate model=./nope", ["model.path=./nope", "does not exist"]),
+    ("audit nowhere.jsonl", ["nowhere.jsonl", "Give a JSONL file"]),
+    ("audit a.jsonl limit=many", ["limit", "'many'"]),
+    ("algorithms --foo", ["--foo", "zoo --help"]),
     # sweeps are refused before a job starts
+    ("-m", ["values given by commas", "zoo -m algorithm=ppo,grpo seed=0,1,2"]),
+    (
+        "-m algorithm=ppo,grpo rollout.group_size=1",
+        ["rollout.group_size", "In the job: algorithm=grpo rollout.group_size=1"],
+    ),
+    (
+        "-m hydra/launcher=joblib algorithm=ppo,sft data=digits",
+        ["sft", "examples", "In the job: algorithm=sft data=digits"],
+    ),
     ("-m seed=0,1 algorithm=ppo,grppo", ["grppo", "In the job: seed=0 algorithm=grppo"]),
     ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
     ("-m seed=interval(0,1)", ["seed=interval(0,1)", "range(start,stop,step)"]),
@@ -168,6 +224,46 @@ def test_mistake_gives_one_short_block(
         # lines are wrapped between words
         assert word in " ".join(err.split()), err
     assert not [path for path in elsewhere.rglob("*") if path.is_file()]  # nothing was started
+
+
+def test_a_file_in_the_place_of_a_folder_of_options_is_named(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "options").write_text("")
+    assert main(["--config-dir", "options", "algorithm=grpo"]) == 2
+    assert "is a file, and options lie in a folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_error_of_zoo_in_a_subcommand_is_a_block_and_any_other_shows_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+        from zoo.rewards.check import RewardError
+        def ours(argv): raise RewardError("reward mine gave nan")
+        def other(argv): raise KeyError("k")
+    """
+    (elsewhere / "sub_fails.py").write_text(textwrap.dedent(text))
+    monkeypatch.setitem(SUBCOMMANDS, "report", ("sub_fails", "ours", ""))
+    assert main(["report"]) == 1
+    assert capsys.readouterr().err == "zoo: error\n  reward mine gave nan\n"
+    monkeypatch.setitem(SUBCOMMANDS, "report", ("sub_fails", "other", ""))
+    with pytest.raises(KeyError):
+        main(["report"])
+
+
+def test_keys_of_a_mapping_that_is_there_to_be_filled_need_no_plus(
+    runs: list[RunConfig], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a.jsonl").write_text('{"question": "1+1", "gold": "2"}\n' * 2)
+    line = "data=jsonl data.path=a.jsonl data.columns.prompt=question data.columns.answer=gold"
+    assert main(line.split()) == 0
+    assert main(["+data.columns.prompt=question", *line.split()[:2]]) == 0
+    assert [dict(config.data.columns) for config in runs] == [
+        {"prompt": "question", "answer": "gold"},
+        {"prompt": "question"},
+    ]
+    assert main(["--cfg", "job", "--package", "data", *line.split()]) == 0
+    assert "prompt: question" in capsys.readouterr().out
 
 
 def test_tour_is_as_long_as_promised() -> None:

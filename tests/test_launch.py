@@ -219,6 +219,19 @@ def test_a_check_refuses_before_anything_starts(command, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_a_job_that_the_check_knows_as_finished_is_not_started(command, tmp_path):
+    def check(job: list[str]) -> Path | None:
+        return tmp_path / "a" if "id=a" in job else None
+
+    run(command, "id=a")
+    before = starts(tmp_path / "a")
+    result, text = run(command, "id=a", "id=b", check=check)
+    assert [job.status for job in result.jobs] == [Status.skipped, Status.finished]
+    assert result.folders == [tmp_path / "a", tmp_path / "b"] and result.exit_status == 0
+    assert starts(tmp_path / "a") == before
+    assert "47.5 %" in text and "[1/2]" not in text
+
+
 def test_jobs_at_once_run_together_and_share_the_cores(command, tmp_path):
     jobs = ["id=a do=meet other=b", "id=b do=meet other=a"]
     result, _ = run(command, *jobs, jobs_at_once=2)

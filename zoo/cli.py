@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -68,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # zoo --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if not type(error).__module__.startswith("zoo."):
+            raise  # a mistake of ours: its traceback is wanted
+        print_error(str(error))
+        return 1
     finally:
         os.environ.pop(FOLDERS, None)
         if folders is not None:
@@ -115,19 +120,36 @@ def run_composed(cfg: DictConfig) -> dict[str, Any]:
         raise RunFailed(_record_failure(error, config, folder)) from error
 
 
-def check_job(overrides: list[str]) -> None:
-    """Refuse a job of a sweep whose configuration cannot run, before any job starts.
+def check_job(overrides: list[str]) -> Path | None:
+    """Refuse a job of a sweep that cannot run, before any job starts.
 
+    Returns:
+        the folder of a job that is finished already, else None.
     Raises:
         ConfigError: what is wrong, with the overrides of the job.
     """
     from zoo.compose import compose
-    from zoo.instantiate import structured
+    from zoo.instantiate import config_hash, run_dir, structured
+    from zoo.train.run import finished
 
     try:
-        structured(compose(overrides))
+        config = structured(compose(overrides))
+        folder, identity = run_dir(config).resolve(), config_hash(config)
+        # A folder that cannot be used is this job's own failure: the others may run.
+        with suppress(ConfigError):
+            if finished(folder, identity, config) is not None:
+                return folder
+        if identity not in _CHECKED:
+            from zoo.build import check
+
+            check(config)
+            _CHECKED.add(identity)
     except ConfigError as error:
         raise ConfigError(f"{error}\nIn the job: {' '.join(overrides)}") from error
+    return None
+
+
+_CHECKED: set[str] = set()  # jobs that differ by their seeds alone are checked once
 
 
 def print_error(message: str) -> None:
@@ -223,7 +245,9 @@ def _unknown_word(word: str) -> str:
     return explain_bare_word(word) + f" Subcommands: {', '.join(_present())}."
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Arguments whose mistakes are told in one block, with the nearest flag."""
+
     def error(self, message: str) -> NoReturn:
         from zoo.instantiate import did_you_mean
 
@@ -233,11 +257,11 @@ class _Parser(argparse.ArgumentParser):
             word = message.split(": ", 1)[1].split()[0].split("=")[0]
             hint = did_you_mean(word, flags) or f" Flags: {', '.join(flags)}."
             message = f"there is no flag {word}"
-        raise ConfigError(f"{message.rstrip('.')}.{hint} `zoo --help` explains the flags.")
+        raise ConfigError(f"{message.rstrip('.')}.{hint} `{self.prog} --help` explains the flags.")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="zoo", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="zoo", add_help=False, allow_abbrev=False)
     for flags in (
         ("-h", "--help"),
         ("--version",),
@@ -304,6 +328,11 @@ def _hydra_arguments(options: argparse.Namespace, overrides: list[str]) -> list[
 
 
 def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
+    if not overrides:
+        raise ConfigError(
+            "-m runs all combinations of values given by commas, and none are given. Write, for "
+            "example, zoo -m algorithm=ppo,grpo seed=0,1,2."
+        )
     launchers = [one for one in overrides if one.startswith("hydra/launcher=")]
     if launchers and not launchers[-1].endswith("=basic"):
         if options.jobs is not None:
@@ -311,6 +340,8 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
                 f"--jobs={options.jobs} is for zoo's own launcher; {launchers[-1]} has a setting "
                 f"of its own, as in hydra.launcher.n_jobs={options.jobs}."
             )
+        if not any(one.startswith("hydra/sweeper=") for one in overrides):
+            _check_jobs([one for one in overrides if not one.startswith("hydra")])
         return _through_hydra(_hydra_arguments(options, overrides))
     from zoo.launch import sweep
 
@@ -319,11 +350,18 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
     return sweep([*jobs, *rest], check=check_job)
 
 
+def _check_jobs(overrides: list[str]) -> None:
+    from zoo.launch import expand
+
+    for job in expand(overrides):
+        check_job(job)
+
+
 def _through_hydra(arguments: list[str]) -> int:
     """hydra's own main: what it shows (--cfg, --info, completion), and sweeps by its launchers."""
     import hydra
 
-    from zoo.compose import config_dir, prepare, register, translated
+    from zoo.compose import config_dir, fill_in, prepare, register, translated
 
     overrides = [one for one in arguments if not one.startswith("--")]
     old_argv, old_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
@@ -333,7 +371,7 @@ def _through_hydra(arguments: list[str]) -> int:
         with translated(overrides):
             if "--shell-completion" not in arguments:
                 flags = [one for one in arguments if one.startswith("--")]
-                sys.argv = ["zoo", *flags, *prepare(overrides)]
+                sys.argv = ["zoo", *flags, *fill_in(prepare(overrides))]
             register()
             decorate = hydra.main(
                 version_base="1.3", config_path=str(config_dir()), config_name="config"

@@ -91,7 +91,12 @@ def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Di
         overrides = prepare(overrides)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
-            return hydra_compose(config_name, overrides=overrides)
+            try:
+                return hydra_compose(config_name, overrides=overrides)
+            except HydraException:
+                if (filled := fill_in(overrides)) == overrides:
+                    raise
+                return hydra_compose(config_name, overrides=filled)
 
 
 @contextmanager
@@ -204,6 +209,26 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     return [new for override in overrides for new in empty.get(override, [override])]
 
 
+def fill_in(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with hydra's + before keys of a mapping that is there to be filled in.
+
+    `data.columns.prompt=question` is such a one: `columns` is `{}`, and its keys are the user's.
+    """
+    deep = [one for one in overrides if one.partition("=")[0].count(".") > 1 and one[0] not in "+~"]
+    if not deep:
+        return list(overrides)
+    values = _chosen(overrides)
+
+    def is_open(key: str) -> bool:
+        node: Any = values
+        for part in key.split(".")[:-1]:
+            node = node.get(part) if isinstance(node, dict) else None
+        return node == {}
+
+    opened = {one for one in deep if is_open(one.partition("=")[0])}
+    return [f"+{one}" if one in opened else one for one in overrides]
+
+
 def take_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the other overrides, the folders given as `hydra.searchpath=[…]`); pkg:// is left to hydra.
 
@@ -238,6 +263,11 @@ def _check_folder(folder: str) -> None:
         return
     path = Path(folder.removeprefix("file://"))
     if not path.is_dir():
+        if path.exists():
+            raise ConfigError(
+                f"{str(path)!r} is a file, and options lie in a folder. Give one that holds "
+                "algorithm/, data/, reward/, …"
+            )
         near = did_you_mean(path.name, _names(path.parent), f"{path.parent}/")
         raise ConfigError(
             f"the folder of options {str(path)!r} does not exist (working directory: "
@@ -447,6 +477,8 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     given = _find(key, overrides)
     sign, value = "", given.partition("=")[2]
     group, _, leaf = key.partition(".")
+    if key in GROUPS:  # hydra takes a value that is no word for one of a setting
+        return f"{given}: {key} is chosen by the name of an option. {_choices(key)}"
     keys = [one for one in _known_keys(overrides) if one != key]
     near = suggest_keys(key, keys)
     if "." not in key and (group_near := nearest(key, GROUPS)):
@@ -498,6 +530,11 @@ def _choices(group: str) -> str:
 
 def _known_keys(overrides: Sequence[str]) -> list[str]:
     """Every key of the configuration with the choices of groups in `overrides` made."""
+    return all_keys(_chosen(overrides))
+
+
+def _chosen(overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration with the choices of groups in `overrides` made, and nothing else."""
     chosen = [
         one for one in overrides if one.lstrip("+").split("=")[0] in (*GROUPS, "hydra.searchpath")
     ]
@@ -510,10 +547,10 @@ def _known_keys(overrides: Sequence[str]) -> list[str]:
                     cfg = hydra_compose(CONFIG_NAME, overrides=attempt)
             values = OmegaConf.to_container(cfg, resolve=False)
             if isinstance(values, dict):
-                return all_keys({str(key): value for key, value in values.items()})
+                return {str(key): value for key, value in values.items()}
         except (HydraException, OmegaConfBaseException, ValueError, OSError):
             continue
-    return all_keys({})
+    return {}
 
 
 def _find(key: str, overrides: Sequence[str]) -> str:

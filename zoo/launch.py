@@ -141,7 +141,7 @@ def launch(
     labels: Sequence[str] | None = None,
     command: Sequence[str] | None = None,
     jobs_at_once: int = 1,
-    check: Callable[[list[str]], None] | None = None,
+    check: Callable[[list[str]], Path | None] | None = None,
     on_end: Callable[[JobResult], None] | None = None,
     again: str | None = None,
     console: Console | None = None,
@@ -157,7 +157,8 @@ def launch(
         labels: a short name for each job in messages; default: its overrides.
         command: what the overrides are appended to; default `python -m zoo`.
         jobs_at_once: more than one shares the cores among the jobs (OMP_NUM_THREADS, unless set).
-        check: called with each job before any is started; it raises ConfigError to refuse.
+        check: called with each job before any is started; it raises ConfigError to refuse, and
+            returns the folder of a job that is finished already, which then is not started.
         on_end: called as each job ends.
         again: the command line that repeats this launch, for messages.
         console: where messages and the table go; default: standard output.
@@ -168,9 +169,7 @@ def launch(
         raise ConfigError("There is nothing to run: the list of jobs is empty.")
     if jobs_at_once < 1:
         raise ConfigError(f"The number of jobs at once must be at least 1, got {jobs_at_once}.")
-    if check is not None:
-        for job in jobs:
-            check(list(job))
+    done = [check(list(job)) if check is not None else None for job in jobs]
     return _Launch(
         jobs=[tuple(job) for job in jobs],
         labels=list(labels) if labels is not None else [" ".join(job) for job in jobs],
@@ -179,10 +178,11 @@ def launch(
         on_end=on_end,
         again=again or command_line(),
         console=console or Console(),
+        done=done,
     ).run()
 
 
-def sweep(arguments: Sequence[str], check: Callable[[list[str]], None] | None = None) -> int:
+def sweep(arguments: Sequence[str], check: Callable[[list[str]], Path | None] | None = None) -> int:
     """`zoo -m [--jobs N] overrides…`: expand, launch, print the comparison; the exit status."""
     overrides, jobs_at_once = _take_jobs_option(list(arguments))
     console = Console()
@@ -252,6 +252,7 @@ class _Launch:
     on_end: Callable[[JobResult], None] | None
     again: str
     console: Console
+    done: list[Path | None]  # the folder of a job that is finished already
     results: dict[int, JobResult] = field(default_factory=dict)
     running: list[_Running] = field(default_factory=list)
     signals: int = 0  # interruptions received
@@ -300,6 +301,10 @@ class _Launch:
         shares_terminal = self.jobs_at_once == 1 and sys.stdout.isatty()
         if not shares_terminal:
             environment.setdefault("PYTHONUNBUFFERED", "1")
+        if (folder := self.done[index]) is not None:
+            job = JobResult(self.jobs[index], self.labels[index], Status.skipped, 0, folder=folder)
+            self._record(index, job)
+            return
         self._announce(index)
         try:
             process = subprocess.Popen(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,6 +18,17 @@ def derive_seed(*parts: int | str) -> int:
 
 def torch_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+@contextmanager
+def drawing_from(*parts: int | str) -> Iterator[None]:
+    """The global generators start from (seed, purpose, …) inside and go on as before afterwards.
+
+    For draws that take no generator of ours, such as dropout.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(*parts))
+        yield
 
 
 def uniform_numbers(rows: int, columns: int, *parts: int | str) -> np.ndarray:

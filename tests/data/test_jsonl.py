@@ -1,9 +1,13 @@
 """Files of rows: every bad row is named by its line, and many are refused."""
 
+import contextlib
 import gzip
 import json
+import random
 import warnings
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from zoo.config import ConfigError
@@ -276,3 +280,84 @@ def test_real_preference_files(shared):
         # 8 outputs have 28 pairs; each tie takes one away.
         ties = sum(a == b for i, a in enumerate(ranking.scores) for b in ranking.scores[:i])
         assert len(ranking.completions) == 8 and len(ranking.pairs()) == 28 - ties
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.jsonl.gz", b'{"prompt": "q"}\n', "cannot be read: Not a gzipped file"),
+        ("x.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40], "cannot be read: .*ended"),
+        ("x.parquet", b'{"prompt": "q"}\n', "is no readable parquet file"),
+        ("x.parquet", b"", "is no readable parquet file"),
+        ("x.json", b'[{"prompt": "q"}, {"pro', "begins as a JSON array but is none"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name} {says}"):
+        JSONL(path=str(tmp_path / name)).prompts()
+
+
+def test_parquet_tables_are_read_and_their_bad_rows_named(tmp_path):
+    table = {
+        "question": ["1+1", "2+2", None, "4+4"],
+        "outputs": [["a", "b"], ["a"], ["a", "b"], ["a", "b"]],
+        "marks": [[1.0, 2.0], [1.0], [1.0, 2.0], [float("nan"), 1.0]],
+    }
+    file = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(table), file)
+    columns = {"prompt": "question", "completions": "outputs", "scores": "marks"}
+    kept = JSONL(path=str(file), kind=Kind.rankings, columns=columns, max_malformed=0.8)
+    with pytest.warns(UserWarning) as caught:
+        (ranking,) = kept.rankings()
+    assert ranking.completions == ("a", "b") and ranking.scores == (1.0, 2.0)
+    assert "line 2: completions must be a list of at least two" in str(caught[0].message)
+    assert "line 3: no prompt" in str(caught[0].message)
+    assert "line 4: scores must be finite, got nan" in str(caught[0].message)
+    with pytest.raises(ConfigError, match="3 of 4 rows cannot be used"):
+        JSONL(path=str(file), kind=Kind.rankings, columns=columns).rankings()
+
+
+GOOD = {
+    "prompts": {"prompt": "1+1", "answer": "2"},
+    "examples": {"prompt": "1+1", "completion": "2"},
+    "pairs": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "rankings": {"prompt": "q", "completions": ["a", "b"], "scores": [2, 1]},
+    "labelled": {"prompt": "q", "completion": "a", "label": True},
+}
+ODD = [
+    *(None, "", 0, 1.5, float("nan"), float("inf"), 10**400, True, [], {}, [None], [[]], [{}]),
+    *("x" * 50_000, "\x00", "\ud800", "\u2028", "\n\nHuman: a\n\nAssistant: b", "\n\nAssistant:"),
+    *([{"role": "user", "content": "hi"}], [{"role": ["user"], "content": {"a": 1}}], {"text": 1}),
+    *([{"from": "human", "value": "x"}], {"content": {"content": "x"}}, "\\boxed{", "2" * 300),
+]
+KEYS = ("prompt", "answer", "style", "source", "margin", "preferred", "scores", "id", "extra")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_a_file_holds_nothing_but_a_named_refusal_comes_of_it(tmp_path):
+    draw = random.Random(0)
+    for number in range(400):
+        kind = draw.choice(list(GOOD))
+        rows = []
+        for _ in range(draw.randint(0, 5)):
+            row = dict(GOOD[kind])
+            for _ in range(draw.randint(0, 2)):
+                row[draw.choice([*row, *KEYS])] = draw.choice(ODD)
+            rows.append(json.dumps(row, ensure_ascii=draw.random() < 0.5))
+        data = draw.choice(["\n", "\r\n", "\r"]).join(rows).encode("utf-8", "surrogatepass")
+        place = draw.randint(0, len(data))
+        data = draw.choice(
+            [
+                *(data, b"\xef\xbb\xbf" + data, data[:place], b"\x00" * 9 + data, b"[" * 99_999),
+                *(data[:place] + b"\xff" + data[place:], b"[" + data.replace(b"\n", b",") + b"]"),
+                "\n".join(rows).encode("utf-16", "surrogatepass"),
+            ]
+        )
+        name = draw.choice(["x.jsonl", "x.json", "x.jsonl.gz", "x.parquet"])
+        file = tmp_path / f"{number}{name}"
+        file.write_bytes(gzip.compress(data, mtime=0) if name.endswith("gz") and place % 2 else data)
+        made = JSONL(path=str(file), kind=Kind(kind), max_malformed=draw.choice([0.0, 0.9]))
+        with contextlib.suppress(ConfigError):
+            assert getattr(made, kind)()
+            made.evaluation_sets()

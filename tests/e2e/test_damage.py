@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -83,6 +84,33 @@ def put_a_foreign_one_in_its_place(folder: Path) -> None:
     path.write_text(json.dumps({**manifest, "config_hash": "somebody_else"}))
 
 
+def alter_the_progress(folder: Path) -> None:
+    path = folder / "checkpoints/step_000005/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["state"]["progress"]["updates"] += 1
+    path.write_text(json.dumps(manifest))
+
+
+def flip_a_digit(folder: Path) -> None:
+    path = folder / "checkpoints/step_000005/manifest.json"
+    path.write_text(path.read_text().replace('"position": ', '"position": 1'))
+
+
+def empty_the_folder(folder: Path) -> None:
+    for path in (folder / "checkpoints/step_000005").iterdir():
+        path.unlink()
+
+
+def put_a_file_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints/step_000005")
+    (folder / "checkpoints/step_000005").write_text("")
+
+
+def cut_the_last_line(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
 def lose_a_file(folder: Path) -> None:
     (folder / "checkpoints/step_000005/optimizer_policy.pt").unlink()
 
@@ -92,6 +120,11 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     break_manifest: "manifest cannot be read",
     alter_a_number: "policy.pt was altered",
     put_a_foreign_one_in_its_place: "another configuration",
+    alter_the_progress: "manifest was altered",
+    flip_a_digit: "manifest was altered",
+    empty_the_folder: "manifest cannot be read",
+    put_a_file_in_its_place: "manifest cannot be read",
+    cut_the_last_line: "metrics.jsonl has",
     lose_a_file: "optimizer_policy.pt is missing",
 }
 
@@ -341,3 +374,50 @@ def test_an_altered_recipe_is_refused(tmp_path: Path) -> None:
     altered = weights_hash(load_model(ModelConfig(path=str(policy))))
     with pytest.raises(ConfigError, match=r"model.recipe=mine .* were altered .* Delete"):
         check_untouched("mine", policy, altered)
+
+
+# A file may have so many bytes, as on a disk with so many left: what fails first, and whether the
+# checkpoint before it is there.
+LIMITS = {100_000: "checkpoint of step 2", 200: "config.yaml"}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_file_that_may_not_grow_is_named_and_nothing_is_left_half_written(
+    limit: int, tmp_path: Path
+) -> None:
+    output, said = tmp_path / "out", tmp_path / "said.txt"
+
+    def limited() -> None:
+        import resource
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            run_small(output, *SFT, "evaluate.first=false", "evaluate.last=false")
+        except RecordError as error:
+            said.write_text(str(error)[:150])
+
+    process = multiprocessing.get_context("fork").Process(target=limited)
+    process.start()
+    process.join()
+    folder = folder_of(output)
+    assert LIMITS[limit] in said.read_text() and process.exitcode == 0
+    for path in folder.rglob("*"):  # no half files, no leftovers of the writing
+        assert path.name in (".lock", "checkpoints") or not path.name.startswith((".", "step_"))
+    assert not (folder / "config.yaml").exists() or "seed" in (folder / "config.yaml").read_text()
+    summary = run_small(output, *SFT, "evaluate.first=false", "evaluate.last=false")
+    assert summary["status"] == "finished"
+
+
+def test_a_full_disk_under_the_policy_is_named_and_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.build.save_policy", full)
+        with pytest.raises(RecordError, match=r"cannot be written: .*No space left.*it resumes"):
+            run_small(tmp_path, *SFT, *BRIEF)
+    folder = folder_of(tmp_path)
+    assert not (folder / "policy").exists() and not list(folder.glob(".policy*"))
+    assert run_small(tmp_path, *SFT, *BRIEF)["status"] == "finished"
+    assert (folder / "policy" / "config.json").exists()

@@ -17,7 +17,7 @@ from zoo.algorithms.ppo import PPO
 from zoo.config import ConfigError
 from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
-from zoo.rollout.torch_engine import NumbersError
+from zoo.rollout.rows import NumbersError
 from zoo.train.session import Session, TrainingError
 
 QUICK = ["evaluate.first=false", "evaluate.last=false", "train.checkpoint_every=0"]
@@ -257,7 +257,10 @@ def test_an_evaluation_problem_beyond_the_context_is_refused(tmp_path: Path) -> 
     [
         ("raises", r"reward raises raised KeyError: 'no such column' at row 0, whose text is"),
         ("leaves", r"reward leaves raised SystemExit: 0 at row 0, whose text is"),
-        ("hangs", r"reward hangs raised LateError: no answer after 0.2 s at row 0, whose text is"),
+        (
+            "hangs",
+            r"reward hangs raised LateError: no answer after 0.2 s \(.* in hangs\) at row 0, who",
+        ),
         ("one_too_few", r"reward one_too_few returned 15 scores for 16 completions"),
         ("strings", r"reward strings gave '1' \(str\) to row 0, whose text is"),
         ("not_a_number", r"reward not_a_number gave nan \(float\) to row 0, whose text is"),
@@ -294,3 +297,102 @@ def test_only_the_rows_that_hang_abstain(tmp_path: Path) -> None:
         hangs = row["token_ids"][0] % 2 == 0
         assert (row["reward"] is None) >= hangs  # after two timeouts the rest is left unscored
     assert any(row["reward"] is None for row in lines(tmp_path, "rollouts.jsonl"))
+
+
+def run_stranger(output: Path, what: str, *overrides: str, weighted: bool = False) -> Any:
+    from tests.e2e.faulty import Stranger
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+    from zoo.rewards.composite import Weighted
+    from zoo.train.run import run
+
+    more = [*QUICK, "algorithm=grpo", "train.steps=1", f"output={output}", *overrides]
+    config = structured(compose([*SMALL, *more]))
+    config.reward = Weighted({"mine": Stranger(what)}) if weighted else Stranger(what)
+    return run(config)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("raises on even", r"raised KeyError: 'no such column' at row \d+ \(prompt .*\), whose te"),
+        ("leaves", r"raised SystemExit: 0 at row 0 \(prompt .*\), whose text is"),
+        ("one too few", r"returned 15 scores for 16 completions"),
+        ("strings", r"gave '1' \(str\) to row 15, whose text is"),
+        ("not a number", r"gave nan \(float\) to row 15, whose text is"),
+        ("infinite", r"gave inf \(float\) to row 15, whose text is"),
+        ("nothing", r"returned None \(NoneType\), not a RewardOutput"),
+        ("a list", r"returned \[.*\(list\), not a RewardOutput"),
+        ("reasons", r"gave 1 reasons for 16 completions"),
+        ("components", r"/mine returned 15 scores for 16 completions"),
+    ],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_reward_class_that_fails_is_named_with_the_row(
+    what: str, says: str, weighted: bool, tmp_path: Path
+) -> None:
+    name = "mine" if weighted else "Stranger"
+    with pytest.raises(RewardError, match=f"reward {name}.*{says}"):
+        run_stranger(tmp_path, what, weighted=weighted)
+    assert lines(tmp_path, "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_reward_class_that_hangs_is_named_with_place_row_and_text(
+    weighted: bool, tmp_path: Path
+) -> None:
+    name = "Weighted" if weighted else "Stranger"
+    says = rf"reward {name} gave no answer after 0.5 s \(at faulty.py:\d+ in hangs\) at row 0 \("
+    with pytest.raises(RewardError, match=rf"{says}prompt .*whose text is .*train.reward_timeout"):
+        run_stranger(tmp_path, "hangs", "train.reward_timeout=0.5", weighted=weighted)
+
+
+@pytest.mark.parametrize("what", ["raises on even", "hangs on even", "not a number"])
+def test_rows_of_a_reward_class_that_fails_abstain_where_the_config_says_so(
+    what: str, tmp_path: Path
+) -> None:
+    options = ["train.reward_on_error=abstain", "train.reward_timeout=0.5"]
+    run_stranger(tmp_path, what, *options, "measure.rollouts_per_step=16")
+    rows = lines(tmp_path, "rollouts.jsonl")
+    scored = [row for row in rows if row["reward"] is not None]
+    failed = [row for row in rows if row["reward"] is None]
+    assert failed and {row["reason"] for row in failed} == {"failed"}
+    if what == "raises on even":
+        assert [r for r in rows if r["token_ids"][0] % 2 == 0] == failed
+        assert scored and all(r["reward"] == sum(r["token_ids"]) % 2 for r in scored)
+    (warning,) = [w for w in lines(tmp_path, "warnings.jsonl") if w["kind"] == "reward_failed"]
+    assert f"{len(failed) / 16:.1%} of the completions" in warning["message"]
+
+
+def test_a_run_that_a_reward_stopped_goes_on_with_another_answer_to_failures(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RewardError):
+        run_stranger(tmp_path, "leaves")
+    run_stranger(tmp_path, "leaves", "train.reward_on_error=abstain", "train.reward_timeout=9")
+    assert len(lines(tmp_path, "metrics.jsonl")) == 1  # in the same folder, the only one
+
+
+def test_a_verifier_that_hangs_in_an_evaluation_is_named(tmp_path: Path) -> None:
+    from tests.e2e.faulty import Stranger
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+    from zoo.train.run import run
+    from zoo.types import EvaluationSet, Prompt
+
+    @dataclass(frozen=True)
+    class Hanging(Words):
+        def evaluation_sets(self) -> list[Any]:
+            prompts = (Prompt("held/0", text="1 + 1 ="),)
+            return [EvaluationSet("heldout", "accuracy", prompts, Stranger("hangs"))]
+
+    options = ["algorithm=grpo", "train.reward_timeout=0.5", "evaluate.kl_to_start=false"]
+    config = structured(compose([*SMALL, f"output={tmp_path}", *options]))
+    config.data = Hanging(("2 + 3 =",))
+    with pytest.raises(RewardError, match=r"reward Stranger gave no answer .* \(prompt held/0\)"):
+        run(config)
+
+
+def test_pairs_are_not_made_with_a_reward_that_hangs(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"reward Stranger gave no answer after 0.5 s .* row 0"):
+        run_stranger(tmp_path, "hangs", "algorithm=dpo", "train.reward_timeout=0.5")

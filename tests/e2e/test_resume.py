@@ -72,7 +72,8 @@ def assert_same(first: Path, second: Path) -> None:
     for name in ("metrics.jsonl", "evals.jsonl", "rollouts.jsonl", "eval_samples.jsonl"):
         assert lines(first / name) == lines(second / name), name
     assert lines(first / "metrics.jsonl")[-1]["step"] == 6
-    weights = "policy/model.safetensors"
+    made = "policy" if (first / "policy").exists() else "reward_model"
+    weights = f"{made}/model.safetensors"
     assert (first / weights).read_bytes() == (second / weights).read_bytes()
 
 

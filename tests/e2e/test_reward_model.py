@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
@@ -80,9 +82,17 @@ def test_sft_then_reward_model_then_ppo_and_grpo(tmp_path: Path) -> None:
         metrics = lines(folder / "metrics.jsonl")
         assert all(line["reward/learned"] == line["reward/total"] for line in metrics)
         assert all(line["grad_norm/policy"] > 0 and line["reward/std"] > 0 for line in metrics)
+        assert json.loads((folder / "memory.json").read_text())["components"]["scorer"]
         # The run's own scores are the saved model's, asked once more from the written texts.
         assert_scores_again(scorer, folder / "rollouts.jsonl")
     assert (scorer / "model.safetensors").read_bytes() == before
+    # Two operations a weight and token, at least for what was generated; the first steps are alike.
+    go("coins", "algorithm=grpo", "reward=random")
+    scored, coins = (lines(folder_of(tmp_path / n) / "metrics.jsonl")[0] for n in ("grpo", "coins"))
+    assert scored["tokens/generated"] == coins["tokens/generated"]
+    weights = load_file(scorer / "model.safetensors")
+    size = sum(w.numel() for name, w in weights.items() if "embed" not in name)
+    assert scored["flops"] - coins["flops"] > 2 * size * scored["tokens/generated"]
 
 
 def assert_scores_again(scorer: Path, rollouts: Path) -> None:
@@ -234,3 +244,50 @@ def test_step_ends_early_where_the_policy_drifted_from_the_sampler(tmp_path: Pat
     summary = run_small(tmp_path / "whole", *overrides, "algorithm.kl_stop=1e9")
     assert summary["updates"] == 3 * 4
     assert "stopped_early" not in lines(folder_of(tmp_path / "whole") / "metrics.jsonl")[-1]
+
+
+def test_another_reward_model_in_the_folder_of_the_first_is_refused_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.e2e.test_interrupt import signal_at
+    from zoo.train.session import TrainingError
+
+    quick = ["evaluate.first=false", "evaluate.last=false", "evaluate.every=0", "train.steps=3"]
+    for seed in (0, 1):
+        run_small(tmp_path / f"rm{seed}", *REWARD_MODEL, f"seed={seed}", *quick)
+    first, other = (folder_of(tmp_path / f"rm{seed}") / "reward_model" for seed in (0, 1))
+    place = tmp_path / "scorer"
+    shutil.copytree(first, place)
+    part = f"{{weight: 2.0, _target_: zoo.rewards.learned.Learned, path: {place}}}"
+    for name, reward in {
+        "plain": ["reward=learned", f"reward.path={place}"],
+        "weighted": ["reward=gsm8k_shaped", "~reward.components", f"+reward.components.a={part}"],
+    }.items():
+        options = ["algorithm=grpo", *reward, *quick]
+        with monkeypatch.context() as patch:
+            signal_at(patch, "zoo.measure.recorder:Recorder.step:1", signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                run_small(tmp_path / name, *options)
+        shutil.rmtree(place)
+        shutil.copytree(other, place)  # the same size, the same architecture
+        with pytest.raises(TrainingError, match=r"on another reward .* model at reward.path chang"):
+            run_small(tmp_path / name, *options)
+        shutil.rmtree(place)
+        shutil.copytree(first, place)
+        assert run_small(tmp_path / name, *options)["status"] == "finished"
+
+
+def test_pairs_of_another_reward_model_are_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    quick = ["evaluate.first=false", "evaluate.last=false", "evaluate.every=0", "train.steps=2"]
+    place = tmp_path / "scorer"
+    for seed in (0, 1):
+        run_small(tmp_path / f"rm{seed}", *REWARD_MODEL, f"seed={seed}", *quick)
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder_of(tmp_path / f"rm{seed}") / "reward_model", place)
+        before = len(list((tmp_path / "cache/pairs").glob("*.jsonl")))
+        options = ["algorithm=dpo", "reward=learned", f"reward.path={place}", *quick]
+        run_small(tmp_path / f"dpo{seed}", *options)
+        assert len(list((tmp_path / "cache/pairs").glob("*.jsonl"))) == before + 1

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 -m tests.e2e.two FILE
 
-FILE holds a JSON list of {"output", "overrides", "stop_after": step or null}.
+FILE holds a JSON list of {"output", "overrides", "stop_after": step or null}. Where a run ends,
+both processes must hold the same weights.
 """
 
 from __future__ import annotations
@@ -12,12 +13,28 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.small import run_small
+from zoo.distributed import gathered
+from zoo.models.loading import weights_hash
 from zoo.train.session import Session
 
 
+def check_equal(session: Session) -> None:
+    mine = {name: weights_hash(t.module) for name, t in session.run.trainables.items()}
+    everyone = gathered(mine)
+    assert len(everyone) == 2 and everyone[0] == everyone[1], everyone
+
+
 def run_all(file: Path) -> None:
+    finish = Session.finish
+
+    def checked(self: Session) -> dict[str, Any]:
+        check_equal(self)
+        return finish(self)
+
+    Session.finish = checked
     for job in json.loads(file.read_text(encoding="utf-8")):
         stop, record = job.get("stop_after"), Session.record
 

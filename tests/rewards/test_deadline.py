@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -48,7 +50,8 @@ def test_an_answer_in_time_comes_back() -> None:
 def test_a_late_one_is_given_up_and_the_signal_handler_is_as_it_was() -> None:
     before = signal.getsignal(signal.SIGALRM)
     began = time.monotonic()
-    with pytest.raises(LateError, match=r"no answer after 0\.2 s"):
+    where = r"\(at test_deadline\.py:\d+ in sleeps\)"
+    with pytest.raises(LateError, match=rf"no answer after 0\.2 s {where}"):
         within(0.2, sleeps, {"seconds": 30})
     assert isinstance(in_thread(lambda: within(0.2, sleeps, {"seconds": 3})), LateError)
     assert time.monotonic() - began < 2
@@ -70,3 +73,49 @@ def test_arguments_may_have_any_name() -> None:
     assert (
         within(5, lambda seconds, function: seconds + function, {"seconds": 1, "function": 2}) == 3
     )
+
+
+def test_a_deadline_inside_another_s_leaves_the_outer_one_in_force() -> None:
+    def outer() -> str:
+        for _ in range(100):
+            within(5, sleeps, {"seconds": 0})  # each sets a timer of its own and takes it away
+            sleeps(0.02)
+        return "never stopped"
+
+    began = time.monotonic()
+    with pytest.raises(LateError, match=r"no answer after 0\.3 s"):
+        within(0.3, outer, {})
+    with pytest.raises(LateError, match=r"no answer after 0\.3 s"):  # not the inner one's 5 s
+        within(0.3, lambda: within(5, sleeps, {"seconds": 30}), {})
+    assert time.monotonic() - began < 1.5
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_inner_deadline_is_told_from_the_outer_one() -> None:
+    def outer() -> str:
+        try:
+            return within(0.2, sleeps, {"seconds": 30})
+        except LateError as error:
+            return str(error)
+
+    assert within(30, outer, {}).startswith("no answer after 0.2 s")
+
+
+def test_a_call_that_no_signal_reaches_ends_the_process_with_its_traceback() -> None:
+    program = """
+import ctypes
+from zoo.rewards import deadline
+deadline.GRACE_SECONDS = 0.5
+
+def holds_the_lock():
+    mutex = (ctypes.c_char * 64)()
+    for _ in range(2):  # the second waits for ever, with Python's lock held: no signal is looked at
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+deadline.within(0.2, holds_the_lock, {})
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert time.monotonic() - began < 30
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr and "in holds_the_lock" in done.stderr

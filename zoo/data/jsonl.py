@@ -32,8 +32,9 @@ class JSONL(Table):
     | labelled | `prompt`, `completion`, `label` (true: desirable) |
 
     Pairs may come without a prompt as two whole dialogues (turns, or a text with `Human:` and
-    `Assistant:`) that differ in the last reply. A `.json` file may hold one array of such objects.
-    Other columns of a row stay with its prompt, where rewards can read them.
+    `Assistant:`) that differ in the last reply. A `.json` file may hold one array of such objects,
+    a `.parquet` file a table with these columns. Other columns of a row stay with its prompt,
+    where rewards can read them.
 
     Raises:
         ValueError: a setting out of range.
@@ -54,7 +55,7 @@ class JSONL(Table):
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError(
-                "data.path is not set: name a JSON-lines file. Try data.path=my.jsonl."
+                "data.path is not set: name a JSON-lines or parquet file. Try data.path=my.jsonl."
             )
         check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
 

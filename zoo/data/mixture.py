@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from zoo.config import ConfigError
 from zoo.data.rows import content_of, without_duplicates, without_overlap
-from zoo.rewards.check import check_output
+from zoo.rewards.score import Patience, fingerprint, score
 from zoo.types import (
     Completion,
     EvaluationSet,
@@ -60,6 +60,10 @@ class BySource:
             if hasattr(reward, "load"):
                 reward.load(device)  # pyright: ignore
 
+    def fingerprint(self) -> str:
+        """What the rewards say of models that their settings only point at."""
+        return fingerprint(self.rewards.values())
+
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -70,8 +74,8 @@ class BySource:
         for source in sorted(rows):
             own = rows[source]
             texts = [completions[row] for row in own]
-            output = self.rewards[source]([prompts[row] for row in own], texts)
-            output = check_output(output, texts, source)
+            asked = [prompts[row] for row in own]
+            output = score(self.rewards[source], asked, texts, Patience(seconds=None), source)
             components[source] = [None] * len(prompts)
             for place, row in enumerate(own):
                 components[source][row] = total[row] = output.total[place]

@@ -73,6 +73,13 @@ class DatasetSource:
                 result.pool.add("length/mean", len(ids))
         return result
 
+    def fullest(self, steps: int) -> Batch:
+        """The longest of the groups that `steps` steps read, as one step's batch: for metering."""
+        longest = sorted(self.visited(steps), key=_longest_row, reverse=True)
+        chosen = [longest[i % len(longest)] for i in range(self.groups_per_step)]
+        pieces = torch.arange(len(chosen)).tensor_split(world_size())
+        return self.collate([chosen[int(i)] for i in pieces[rank()]])
+
     def visited(self, steps: int) -> list[Group]:
         """The groups that the first `steps` steps read, each once."""
         places = range(min(steps * self.groups_per_step, len(self.groups)))
@@ -103,3 +110,7 @@ class DatasetSource:
             start = int(batch.prompt_lengths[i])
             known[i, start : start + len(values)] = values
         return batch.replace(ref_logprobs=known)
+
+
+def _longest_row(group: Group) -> int:
+    return len(group.prompt.token_ids) + max(map(len, group.completions))

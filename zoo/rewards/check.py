@@ -53,9 +53,16 @@ def check_scores(
     ]
 
 
-def check_output(output: Any, completions: Sequence[Completion], name: str) -> RewardOutput:
+def check_output(
+    output: Any, completions: Sequence[Completion], name: str, first_row: int = 0
+) -> RewardOutput:
     """A reward's whole output: totals, components and reasons, one for each completion.
 
+    Args:
+        output: what it returned.
+        completions: [B] what it was asked about.
+        name: of the reward, for the message.
+        first_row: the number of the first completion, for the message.
     Raises:
         RewardError: not a RewardOutput, or any list of it is wrong (see `check_scores`).
     """
@@ -81,9 +88,9 @@ def check_output(output: Any, completions: Sequence[Completion], name: str) -> R
             'Give one text for each ("" for none), or none at all.'
         )
     return RewardOutput(
-        total=check_scores(output.total, completions, name),
+        total=check_scores(output.total, completions, name, first_row),
         components={
-            str(key): check_scores(values, completions, f"{name}/{key}")
+            str(key): check_scores(values, completions, f"{name}/{key}", first_row)
             for key, values in output.components.items()
         },
         reasons=list(reasons),

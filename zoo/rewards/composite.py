@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from zoo.rewards.check import check_output
+from zoo.rewards.score import Patience, fingerprint, score
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
 
@@ -60,11 +60,16 @@ class Weighted:
             if hasattr(reward, "load"):
                 reward.load(device)  # pyright: ignore
 
+    def fingerprint(self) -> str:
+        """What the components say of models that their settings only point at."""
+        return fingerprint(reward for _, reward in self.parts.values())
+
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         values: dict[str, list[float | None]] = {}
         reasons: list[str] = []
         for name, (_, reward) in self.parts.items():
-            output = check_output(reward(prompts, completions), completions, name)
+            # The deadline is the whole's; what fails is told by the component's name.
+            output = score(reward, prompts, completions, Patience(seconds=None), name)
             values[name] = output.total
             reasons = reasons or output.reasons
         weights = [weight for weight, _ in self.parts.values()]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import sysconfig
 import threading
+import time
 from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+
+# Seconds beyond the deadline after which a call that no signal reaches ends the whole process.
+GRACE_SECONDS = 60.0
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 class LateError(Exception):
@@ -17,16 +27,23 @@ class LateError(Exception):
 class _Alarm(BaseException):
     """Raised inside the function; no `except Exception` of its own swallows it."""
 
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
 
 def within(seconds: float | None, function: Callable[..., T], arguments: dict[str, Any]) -> T:
     """`function(**arguments)`, given up after `seconds` (None: never).
 
     On the main thread of a Unix process a timer's signal interrupts the call, which also frees
-    what it waited for, and lets the function use signals of its own. Elsewhere the call runs in a
-    daemon thread that is left behind when it is late.
+    what it waited for, and lets the function use signals of its own. A call inside another's
+    deadline keeps to the earlier of the two. One that holds Python's lock in foreign code, where no
+    signal is looked at, ends the process a minute later with its traceback on standard error: a run
+    that ends can be resumed, one that hangs cannot. Elsewhere the call runs in a daemon thread
+    that is left behind when it is late.
 
     Raises:
-        LateError: the time is over.
+        LateError: the time is over; says where the function was.
     """
     if seconds is None:
         return function(**arguments)
@@ -36,21 +53,59 @@ def within(seconds: float | None, function: Callable[..., T], arguments: dict[st
 
 
 def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, Any]) -> T:
-    def late(_number: int, _frame: object) -> NoReturn:
-        raise _Alarm
+    outer, every = signal.getitimer(signal.ITIMER_REAL)
+    if 0 < outer <= seconds:
+        return function(**arguments)  # the deadline around it comes first
+    alarms: list[_Alarm] = []
 
-    before = signal.signal(signal.SIGALRM, late)
+    def late(_number: int, frame: FrameType | None) -> NoReturn:
+        if not alarms:
+            alarms.append(_Alarm(_place(frame)))
+        raise alarms[0]
+
+    before, began = signal.signal(signal.SIGALRM, late), time.monotonic()
     # Repeated, because a `finally` or a bare `except` of the function may swallow the first.
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         try:
-            return function(**arguments)
+            with _last_resort(seconds, nested=outer > 0):
+                return function(**arguments)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except _Alarm:
-        raise LateError(f"no answer after {seconds:g} s") from None
+    except _Alarm as alarm:
+        if alarm not in alarms:
+            raise
+        raise LateError(f"no answer after {seconds:g} s ({alarm.where})") from None
     finally:
         signal.signal(signal.SIGALRM, before)
+        if outer > 0:  # the time that has passed counts for the deadline around it, too
+            left = outer - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), every)
+
+
+@contextmanager
+def _last_resort(seconds: float, nested: bool):
+    """Ends the process if nothing else could; there is one such timer, the outermost call's."""
+    if nested:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _place(frame: FrameType | None) -> str:
+    """Where the function is: the innermost line that belongs to no library."""
+    innermost = frame
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "somewhere"
+    code = frame.f_code
+    return f"at {Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
 
 
 def _in_thread(seconds: float, function: Callable[..., T], arguments: dict[str, Any]) -> T:

@@ -7,18 +7,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from zoo.config import OnError
 from zoo.data.tokenize import plain_text
 from zoo.rewards.check import RewardError, Scores, check_output, check_scores
 from zoo.rewards.deadline import within
 from zoo.types import Completion, Prompt, RewardOutput
-
-
-class OnError(StrEnum):
-    stop = "stop"  # a failure of the function ends the run, with the row that caused it
-    abstain = "abstain"  # that row is left unscored, the others are kept
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,6 +114,19 @@ class Learned:
                 f"{size} embeddings: they do not belong together."
             )
         return model, tokenizer, stop_token_ids(tokenizer, None)
+
+    @property
+    def module(self) -> Any:
+        """The reward model, or None while it is not loaded."""
+        return self.__dict__.get("_parts", (None,))[0]
+
+    def fingerprint(self) -> str:
+        """Short hash of weights and tokenizer, by which another model in this folder is noticed."""
+        from zoo.models.loading import weights_hash
+
+        model, tokenizer, _ = self._parts
+        words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
+        return weights_hash(model) + hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
 
     def load(self, device: torch.device | str) -> None:
         """Load the model now, onto a device, so that what is wrong shows before the first step."""

@@ -115,6 +115,33 @@ class LengthPenalty:
         return _output("length_penalty", penalties)
 
 
+@dataclass(frozen=True)
+class MissingEnd:
+    """Minus `size` for a completion that did not stop by itself, 0 for one that did.
+
+    It stopped if the sampler met one of the policy's stop tokens in the completion; what the prompt
+    holds excuses nothing.
+    Source: the EOS trick of Huang et al. 2024, arXiv:2403.17031, which replaces the score instead.
+
+    Raises:
+        ValueError: a negative penalty.
+    """
+
+    size: float = 1.0  # it is subtracted
+
+    penalty: ClassVar[bool] = True  # at most 0: a negative weight would pay for not ending
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.size < float("inf"):
+            raise ValueError(
+                f"reward.size must be at least 0 and finite, got {self.size}: it is subtracted. "
+                "Try reward.size=1.0."
+            )
+
+    def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+        return _output("missing_end", [-self.size if c.truncated else 0.0 for c in completions])
+
+
 def number_in_place(text: str) -> bool:
     found = extract(text)
     if found is None:
