@@ -230,6 +230,7 @@ def test_python_users_get_the_same_checks() -> None:
         "measure.wandb=disabled",
         "measure.wandb_project=other",
         "measure.progress=false",
+        "measure.memory=false",
         "train.device=cpu",
     ],
 )

@@ -18,17 +18,19 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from zoo.algorithms.base import Algorithm, DataKind
-from zoo.config import ConfigError, ModelConfig, RunConfig
-from zoo.data.fitting import SHARE, context_of, fitting, fitting_prompts
+from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, TooLong, TrainConfig
+from zoo.data.fitting import SHARE, context_of, cut_groups, fitting, fitting_prompts
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import (
+    Truncation,
     decode_completion,
     encode_completions,
     stop_token_ids,
     tokenize_prompts,
 )
 from zoo.distributed import barrier, check_launcher, is_main, world_size
+from zoo.evaluate.best import check_best_metric
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet, tokenized_sets
 from zoo.evaluate.preferences import PreferenceEvaluator, held_out
 from zoo.instantiate import resolved
@@ -38,21 +40,24 @@ from zoo.models.critic import Critic
 from zoo.models.loading import (
     cache_folder,
     check_model_config,
+    load_base,
     load_model,
     load_tokenizer,
+    load_trained,
     reading,
     save_policy,
-    weights_hash,
 )
+from zoo.models.lora import add_adapter, branch, is_adapter, merge_into
 from zoo.models.models import Models
 from zoo.models.policy import Policy
 from zoo.models.recipe import check_untouched, resolve_start
-from zoo.models.reference import load_reference
-from zoo.models.reward_model import from_policy
+from zoo.models.reference import load_reference, shared_reference
+from zoo.models.reward_model import from_policy, merged_reward_model
+from zoo.rewards.score import Patience, fingerprint
 from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
-from zoo.train.optimizer import make_optimizer
+from zoo.train.optimizer import make_optimizer, offload_states
 from zoo.train.update import Trainable
 from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
@@ -74,6 +79,8 @@ class Run:
     engine: Any  # None: nothing is sampled
     timer: Timer
     start_hash: str
+    reward_hash: str  # of a learned reward's model; "" where there is none
+    start_model: ModelConfig  # where the weights came from
     max_completion_length: int
     policy: Policy | None  # unwrapped; None: only a reward model is trained
     start_cost: ModelCost
@@ -105,11 +112,22 @@ class Run:
         return (self.heldout_name if name == "heldout" else name) + slash + key
 
     def save(self, folder: Path) -> None:
-        """What the run makes, as an ordinary transformers folder."""
+        """What the run makes, as an ordinary transformers folder, or an adapter as one of peft.
+
+        Merging reads the base again in `model.dtype`, since the run may hold it in less. A reward
+        model is always merged: whatever reads it looks for its head in an ordinary folder.
+        """
+        lora = self.start_model.adapter
         if self.policy is None:
-            self.made.save(folder, self.tokenizer)
-        else:
-            save_policy(self.policy.model, self.tokenizer, folder)
+            made = self.made
+            if lora is not None:
+                made = merged_reward_model(made, load_base(self.start_model, self.config.seed))
+            made.save(folder, self.tokenizer)
+            return
+        model = self.policy.model
+        if lora is not None and lora.merge_on_save:
+            model = merge_into(load_base(self.start_model, self.config.seed), model)
+        save_policy(model, self.tokenizer, folder)
 
 
 def check(config: RunConfig) -> None:
@@ -181,6 +199,10 @@ def check(config: RunConfig) -> None:
             "the check while training is a quick greedy one."
         )
     _check_data(config)
+    evaluate = config.evaluate
+    trains_policy = "policy" in needs.trains
+    sets = data.evaluation_sets() if trains_policy else []
+    check_best_metric(evaluate.best_metric, sets, evaluate.pass_k, trains_policy)
 
 
 def _check_data(config: RunConfig) -> None:
@@ -217,6 +239,7 @@ class Start:
     stops: tuple[int, ...]
     pad: int
     limit: int  # of new tokens
+    hash: str  # of the weights
     notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, message) of warnings
 
     def fitting(self, prompts: list[Prompt], what: str, share: float = SHARE) -> list[Prompt]:
@@ -226,15 +249,23 @@ class Start:
         self.notes += [("too_long", note)] if note else []
         return kept
 
-    def fitting_groups(self, groups: list[Group]) -> list[Group]:
-        """The groups that fit the model's context; those left out become a note."""
+    def fitting_groups(self, groups: list[Group], train: TrainConfig) -> list[Group]:
+        """The groups that fit the model's context; those cut or left out become a note."""
+        limits = (context_of(self.policy.model), train.max_row_tokens)
+        limit = min((limit for limit in limits if limit is not None), default=None)
+        if train.too_long is not TooLong.drop and limit is not None and groups:
+            kept, note = cut_groups(groups, limit, Truncation(train.too_long.value))
+            self.notes += [("cut", note)] if note else []
+            return kept
         kept, note = fitting(
             groups,
             tokens=lambda g: len(g.prompt.token_ids) + max(map(len, g.completions)),
             name=lambda g: g.prompt.id,
-            context=context_of(self.policy.model),
+            context=limit,
             what="training rows",
-            way_out="Shorten them or leave them out, or use a model with a longer one.",
+            way_out="Cut them (train.too_long=keep_start, or keep_end), leave them out, or use a "
+            "model with a longer one.",
+            limit_name="the model's context" if limit == limits[0] else "train.max_row_tokens",
         )
         self.notes += [("too_long", note)] if note else []
         return kept
@@ -251,11 +282,11 @@ def load_start(config: RunConfig, device: torch.device, temperature: float, task
     # The others wait for the main process, so that a hub is asked once.
     if not is_main():
         barrier()
-    model = load_model(found, config.seed)
+    model, start_hash = load_trained(found, config.seed)
     if is_main():
         barrier()
     if config.model.recipe is not None:
-        check_untouched(config.model.recipe, Path(found.path or ""), weights_hash(model))
+        check_untouched(config.model.recipe, Path(found.path or ""), start_hash)
     _check_vocabulary(tokenizer, model)
     stops = stop_token_ids(tokenizer, getattr(model, "generation_config", None))
     policy = Policy(model, temperature, **reading(found)).to(device)
@@ -264,7 +295,7 @@ def load_start(config: RunConfig, device: torch.device, temperature: float, task
     engine = config.rollout.engine(lambda ids: decode_completion(tokenizer, ids, stops), pad)
     engine.sync(policy)
     limit = config.rollout.max_new_tokens or config.data.max_new_tokens
-    return Start(found, tokenizer, policy, engine, stops, pad, limit)
+    return Start(found, tokenizer, policy, engine, stops, pad, limit, start_hash)
 
 
 def make_evaluator(
@@ -289,6 +320,7 @@ def make_evaluator(
         texts_written=settings.texts_written,
         micro_batch_tokens=config.train.micro_batch_tokens,
         load_start=again if settings.kl_to_start else None,
+        patience=_patience(config),
         device=next(start.policy.parameters()).device,
     )
 
@@ -305,18 +337,27 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     on_policy = needs.data is DataKind.prompts
     temperature = config.rollout.temperature if on_policy else 1.0
     start = load_start(config, device, temperature, task)
-    start_hash = weights_hash(start.policy.model)
+    start_hash = start.hash
     start_cost = ModelCost.of(start.policy)
     if needs.value_head:
         start.policy.add_value_head()
     timer = Timer(device)
 
+    from_adapter = is_adapter(start.model.path)
+    shared = None
+    if start.model.adapter is not None:  # its base is the policy's: nothing is loaded twice
+        shared = shared_reference(start.policy, start.model, from_adapter)
+
     def again() -> Policy:
+        if shared is not None:
+            return shared
         return load_reference(start.model, config.seed, temperature, str(device))
 
+    reward_hash = ""
     load_frozen = getattr(_reward(config), "load", None)
     if load_frozen is not None and (on_policy or str(needs.data) not in config.data.offers):
         load_frozen(device)  # a learned reward: its errors come before the first step
+        reward_hash = fingerprint([_reward(config)])
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = algorithm.initial_state()
     precisions = {config.rollout.dtype, config.model.compute_dtype}
@@ -326,7 +367,7 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         source: Any = _rollouts(config, start, timer)
     else:
         groups, presampled = _groups(config, start, start_hash, task)
-        groups = start.fitting_groups(groups)
+        groups = start.fitting_groups(groups, config.train)
         if "policy" not in needs.trains:
             groups, judged = held_out(groups, config.evaluate.heldout_pairs)
         source = DatasetSource(groups, config.train.groups, config.seed, start.pad)
@@ -337,11 +378,13 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
             config, source, again, start_hash, temperature, models, task
         )
     if needs.critic:
-        models.critic = _critic(config, start.model).to(device)
+        models.critic = _critic(config, start).to(device)
     if "reward_model" in needs.trains:
         own = None if "policy" in needs.trains else start.policy.model
-        model = own if own is not None else load_model(start.model, config.seed)
-        models.reward_model = from_policy(model, config.seed).to(device)
+        model = own if own is not None else load_trained(start.model, config.seed)[0]
+        made = from_policy(model, config.seed, **reading(start.model))
+        models.reward_model = made.to(device)
+    start.notes += _offload_reference(config, models, device)
     policy: Policy | None = start.policy
     if "policy" in needs.trains:
         evaluator: Any = make_evaluator(config, start, again)
@@ -366,6 +409,8 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         engine=start.engine,
         timer=timer,
         start_hash=start_hash,
+        reward_hash=reward_hash,
+        start_model=start.model,
         max_completion_length=start.limit,
         policy=policy,
         start_cost=start_cost,
@@ -401,7 +446,12 @@ def _trainables(
         lr = config.train.lr
         if role == "critic" and config.train.critic_lr is not None:
             lr = config.train.critic_lr
-        wrapped, optimizer = accelerator.prepare(module, make_optimizer(module, config.train, lr))
+        if config.model.activation_checkpointing:
+            module.train()  # transformers recomputes in training mode alone
+        made = make_optimizer(module, config.train, lr)
+        if config.train.offload_optimizer and accelerator.device.type != "cpu":
+            offload_states(made, torch.device("cpu"))
+        wrapped, optimizer = accelerator.prepare(module, made)
         trainables[role] = Trainable(wrapped, optimizer, lr)
         setattr(models, role, wrapped)
     return trainables
@@ -420,6 +470,7 @@ def _rollouts(config: RunConfig, start: Start, timer: Timer) -> RolloutSource:
         keep=config.algorithm.keep,
         group_is_baseline=config.algorithm.needs.min_group_size > 1,
         max_rounds=config.rollout.max_rounds,
+        patience=_patience(config),
         timer=timer,
     )
 
@@ -431,6 +482,10 @@ def _reward(config: RunConfig) -> Any:
     return config.data.verifier() if "prompts" in config.data.offers else None
 
 
+def _patience(config: RunConfig) -> Patience:
+    return Patience(config.train.reward_timeout, config.train.reward_on_error)
+
+
 def _check_vocabulary(tokenizer: Any, model: Any) -> None:
     size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > size:
@@ -440,12 +495,65 @@ def _check_vocabulary(tokenizer: Any, model: Any) -> None:
         )
 
 
-def _critic(config: RunConfig, start: Any) -> Critic:
-    """A backbone of its own, from the policy's start unless the config names another."""
-    source = start
+def _offload_reference(
+    config: RunConfig, models: Models, device: torch.device
+) -> list[tuple[str, str]]:
+    """Send the reference to main memory if it is to wait there; notes of what does nothing."""
+    asked = {
+        "model.offload_reference": config.model.offload_reference,
+        "train.offload_optimizer": config.train.offload_optimizer,
+    }
+    if device.type == "cpu":
+        return [
+            ("offload", f"{name}=true does nothing on a CPU: all is in main memory already.")
+            for name, wanted in asked.items()
+            if wanted
+        ]
+    if config.model.offload_reference and models.reference is not None:
+        if config.model.adapter is not None:
+            reason = "the reference has no weights of its own: they are the policy's."
+            return [("offload", f"model.offload_reference=true does nothing here: {reason}")]
+        models.reference_home = torch.device("cpu")
+        models.reference.to(models.reference_home)
+    return []
+
+
+def _check_reads(name: str, source: ModelConfig, model: Any, tokenizer: Any) -> None:
+    """Refuse a critic to which the policy's token ids mean something else, or nothing."""
+    size = model.get_input_embeddings().weight.shape[0]
+    way_out = "Choose a critic with the policy's tokenizer, or model.critic=null."
+    if len(tokenizer) > size:
+        raise ConfigError(
+            f"model.critic={name} has {size} embeddings and the policy's tokenizer {len(tokenizer)}"
+            f" tokens, so some ids have none. {way_out}"
+        )
+    own = tokenizer
+    with contextlib.suppress(OSError, ValueError):  # a folder of weights alone has no tokenizer
+        own = load_tokenizer(replace(source, tokenizer=None, chat_template=None))
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"model.critic={name} has another tokenizer than the policy, whose token ids it would "
+            f"misread. {way_out}"
+        )
+
+
+def _critic(config: RunConfig, start: Start) -> Critic:
+    """A backbone of its own, from the policy's start unless the config names another.
+
+    With adapters it has one of its own, and shares the frozen weights below it with the policy.
+    """
+    source = start.model
     if config.model.critic is not None:
-        source = replace(start, path=config.model.critic, architecture=None, recipe=None)
-    model = load_model(source, config.seed)
+        source = replace(source, path=config.model.critic, architecture=None, recipe=None)
+        model, _ = load_trained(source, config.seed)
+        _check_reads(config.model.critic, source, model, start.tokenizer)
+    elif source.adapter is not None:
+        trained_already = is_adapter(source.path)
+        model = branch(start.policy.model, trained_already)
+        if not trained_already:
+            add_adapter(model, source, config.seed, "critic")
+    else:
+        model = load_model(source, config.seed)
     width = int(model.config.get_text_config().hidden_size)
     return Critic(model.base_model, width, **reading(source))
 
@@ -587,6 +695,8 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
     }
     if labels:
         key["labels"] = True
+    if config.train.reward_on_error is OnError.abstain:
+        key["reward_on_error"] = "abstain"
 
     def make() -> PairSet:
         what = config.algorithm.needs.data if labels else DataKind.pairs
@@ -609,6 +719,7 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
                 seed=config.seed,
                 gold=gold,
                 labels=labels,
+                patience=_patience(config),
                 progress=progress,
             )
 
@@ -681,6 +792,7 @@ def _content_hash(prompts: Sequence[Prompt], reward: Any, gold: Any) -> str:
         with contextlib.suppress(OSError, TypeError):  # built in an interactive session
             code += inspect.getsource(part) if part is not None else ""
     text = json.dumps([rows, code, sorted((gold or {}).items())], default=str)
+    text += fingerprint([reward])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

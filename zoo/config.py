@@ -19,11 +19,44 @@ class Resume(StrEnum):
     must = "must"  # refuse to start anew
 
 
+class OnError(StrEnum):
+    stop = "stop"  # a reward's failure ends the run, with the row that caused it
+    abstain = "abstain"  # that row is left unscored, the others are kept
+
+
+class TooLong(StrEnum):
+    """What happens to a row of data that is longer than it may be."""
+
+    drop = "drop"  # left out, at most one in a hundred
+    keep_start = "keep_start"  # the end of its completion is cut
+    keep_end = "keep_end"  # the beginning of its prompt is cut
+
+
+class Wandb(StrEnum):
+    offline = "offline"
+    online = "online"  # falls back to offline where no server answers
+    disabled = "disabled"
+
+
 class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
     mps = "mps"
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters: y = W·x + (alpha/rank)·B·A·x, where W is frozen and A, B are trained.
+
+    B starts at 0, so the start is the model itself. Hu et al. 2021, arXiv:2106.09685, section 4.1.
+    """
+
+    rank: int | None = None  # of A and B; null: no adapter, every weight is trained
+    alpha: float = 16.0  # the adapter's output is scaled by alpha / rank
+    dropout: float = 0.0  # of the adapter's input, where gradients are made and nowhere else
+    targets: list[str] | None = None  # names of linear maps ([q_proj, v_proj]); null: all of them
+    merge_on_save: bool = False  # save an ordinary model instead of an adapter folder
 
 
 @dataclass
@@ -42,9 +75,16 @@ class ModelConfig:
     matmul_precision: str = "highest"  # of float32 products; medium: bfloat16 inside, for speed
     packed: bool = True  # a prompt once for all its completions, no padding
     attention: str = "sdpa"  # transformers' attn_implementation
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False  # recompute activations: less memory, more time
+    offload_reference: bool = False  # on a GPU the reference waits in main memory while not used
+    lora: LoraConfig | None = field(default_factory=LoraConfig)
     trust_remote_code: bool = False
     critic: str | None = None  # backbone of the critic; null: the policy's own start
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """The settings of the adapter, where there is one."""
+        return self.lora if self.lora is not None and self.lora.rank is not None else None
 
 
 @dataclass
@@ -72,10 +112,15 @@ class TrainConfig:
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0  # each module by itself; null: no clipping
     micro_batch_tokens: int = 8192  # rows × padded length of one forward and backward
+    max_row_tokens: int | None = None  # of a data set's rows, with prompt; null: the context
+    too_long: TooLong = TooLong.drop  # rows above that
     checkpoint_every: int = 15  # steps; 0: only at the end
     keep_checkpoints: int = 2  # the last ones; the best is kept besides
+    offload_optimizer: bool = False  # on a GPU its states wait in main memory between updates
     step_on_zero_gradient: bool = False  # True: momentum moves weights though nothing was learnt
     max_bad_updates: int = 5  # refused (non-finite) updates in a row before the run stops
+    reward_timeout: float | None = 1800.0  # seconds for a round's rewards; null: for ever
+    reward_on_error: OnError = OnError.stop  # a reward that raises, hangs or returns nonsense
     stop_at: StopAt = field(default_factory=StopAt)
     device: Device = Device.auto
 
@@ -99,9 +144,9 @@ class EvaluateConfig:
 class MeasureConfig:
     rollouts_per_step: int = 4  # completions written a step
     rollouts_every: int = 1
-    memory: bool = True
+    memory: bool = True  # bytes by component and phase, in two metered steps after the last one
     progress: bool = True
-    wandb: str = "offline"  # offline | online | disabled
+    wandb: Wandb = Wandb.offline
     wandb_project: str = "zoo"
 
 

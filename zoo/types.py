@@ -71,7 +71,11 @@ class RewardOutput:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Anything that scores completions."""
+    """Anything that scores completions.
+
+    It may have `load(device)`, called before the first step, and `fingerprint()`: a short hash of
+    files that its settings only point at, so that a run resumed with others is refused.
+    """
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput: ...
 

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from zoo.measure.memory import component_bytes
-from zoo.measure.meter import TensorMeter
+from zoo.measure.meter import TensorMeter, mark
 
 # Two layers without biases: 8·16 + 16·4 = 192 weights, 768 bytes.
 PARAMETERS = 768
@@ -257,3 +257,30 @@ def test_a_phase_cleans_up_after_an_error():
     ):
         pass
     assert gc.isenabled()
+
+
+def test_marks_reach_every_open_phase_and_nothing_else():
+    asked = []
+
+    def cache():
+        asked.append(True)
+        return [keys]
+
+    keys = torch.zeros(16)
+    mark("cache", cache)
+    assert not asked  # no phase is open, so nothing is even listed
+    meter = TensorMeter({})
+    with meter.phase("generate"):
+        keys = torch.zeros(32)
+        mark("cache", cache)
+    assert meter.peaks["generate"] == {"total": 128, "cache": 128}
+    mark("cache", cache)
+    assert len(asked) == 1
+
+
+def test_what_becomes_a_components_in_the_phase_is_its_own_from_birth():
+    module = nn.Module()
+    meter = TensorMeter({"policy": module})
+    with meter.phase("load"):
+        module.register_buffer("late", torch.zeros(25))
+    assert meter.peaks["load"] == {"total": 100, "policy/parameters": 100}

@@ -278,7 +278,7 @@ def run_online(path, **environment):
         env={**kept, **own, **environment},
         capture_output=True,
         text=True,
-        timeout=60,  # a question on the terminal, or a server waited for, would end here
+        timeout=120,  # a question on the terminal, or a server waited for, would end here
         check=True,
     )
     return done.stdout, done.stderr
@@ -303,6 +303,17 @@ def test_wandb_online_without_a_server_falls_back_offline_with_one_warning(tmp_p
     assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
     (line,) = read_lines(tmp_path / "metrics.jsonl")
     assert not any(name.startswith("warnings/") for name in line)  # of the surroundings
+
+
+def test_wandb_online_with_a_server_that_never_answers_falls_back_in_time(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes calls, says nothing
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        out, err = run_online(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=address)
+    assert out.count("warning (wandb)") == 1 and len(out.splitlines()) == 1
+    assert "did not connect within 2 s" in out and err == ""
+    assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
 
 
 def test_wandb_online_without_a_key_says_so_and_never_asks(tmp_path):
@@ -365,3 +376,18 @@ def test_wandb_leaves_the_random_state_alone(tmp_path):
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert before[2] == np.random.get_state()[1].tolist()
+
+
+def test_B95_evaluation_of_an_earlier_step_is_lost_nowhere(tmp_path):
+    with recorder(tmp_path, wandb="offline") as record:
+        record.step(5, 5, {"reward/total": 0.5})
+        record.evaluation(4, {"set": "heldout", "accuracy": 0.25})
+        record.step(6, 6, {"reward/total": 0.75})
+        record.evaluation(5, {"set": "heldout", "accuracy": 0.5})
+    own = read_lines(tmp_path / "metrics.jsonl"), read_lines(tmp_path / "evals.jsonl")
+    assert [(m["step"], m["reward/total"]) for m in own[0]] == [(5, 0.5), (6, 0.75)]
+    assert [(e["step"], e["accuracy"]) for e in own[1]] == [(4, 0.25), (5, 0.5)]
+    rows = wandb_file.history(tmp_path)
+    curve = [(r["step"], r["reward/total"]) for r in rows if "reward/total" in r]
+    scores = [(r["step"], r["heldout/accuracy"]) for r in rows if "heldout/accuracy" in r]
+    assert curve == [(5, 0.5), (6, 0.75)] and scores == [(4, 0.25), (5, 0.5)]

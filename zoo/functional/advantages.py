@@ -100,8 +100,6 @@ def group_advantages_by_id(
         prompt_ids = torch.tensor([numbers.setdefault(each, len(numbers)) for each in prompt_ids])
         prompt_ids = prompt_ids.long()  # an empty list makes a float tensor
     ids = _checks.integers("prompt_ids", prompt_ids, rewards.shape).to(rewards.device)
-    if not ids.numel():
-        return rewards
     unique, group_of = torch.unique(ids, return_inverse=True)
     # A matrix of membership, not scatter_add, whose order of summation varies on some devices.
     members = ids == unique[:, None]  # [N, B]

@@ -7,7 +7,7 @@ position that a token attends to. So with N = matrix parameters of the body, V =
 L layers of attention width d (heads × head size), and C = positions attended to, summed over tokens
 
     forward  = 2·N·tokens + 2·V·head_tokens + 4·L·d·C
-    backward = 2 · forward
+    backward = 2 · forward, less the weights' part, 2·N·tokens or 2·V·head_tokens, of frozen ones
 
 Left out, as in the usual estimates: norms, activation functions, softmax, the embedding look-up,
 the optimizer, and the recomputation of gradient checkpointing. A mixture of experts is overcounted:
@@ -77,6 +77,8 @@ class ModelCost:
     head: int  # parameters of the head
     layers: int
     attention_width: int  # query heads × head size
+    frozen_body: int = 0  # of the body's, those that take no gradient (below an adapter)
+    frozen_head: int = 0
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelCost:
@@ -95,7 +97,7 @@ class ModelCost:
             if isinstance(module, nn.Embedding)
         }
         inside = set() if core is None else {id(p) for p in core.parameters()}
-        body = outside = 0
+        body = outside = frozen = 0
         for parameter in model.parameters():
             if parameter.dim() < 2:
                 continue
@@ -103,6 +105,7 @@ class ModelCost:
                 outside += parameter.numel()
             elif storage_key(parameter.untyped_storage()) not in embeddings | head_keys:
                 body += parameter.numel()
+                frozen += 0 if parameter.requires_grad else parameter.numel()
         config: Any = None if core is None else core.config.get_text_config()
         layers = int(getattr(config, "num_hidden_layers", 0) or 0)
         return cls(
@@ -110,6 +113,8 @@ class ModelCost:
             head=outside + (0 if head is None else head.numel()),
             layers=layers,
             attention_width=_attention_width(config),
+            frozen_body=frozen,
+            frozen_head=0 if head is None or head.requires_grad else head.numel(),
         )
 
     def forward(self, lengths: Sequence[int], head_tokens: int | None = None) -> int:
@@ -118,7 +123,9 @@ class ModelCost:
 
     def backward(self, lengths: Sequence[int], head_tokens: int | None = None) -> int:
         """Operations of the backward pass that follows."""
-        return backward_flops(self.forward(lengths, head_tokens))
+        read = sum(lengths) if head_tokens is None else head_tokens
+        saved = 2 * self.frozen_body * sum(lengths) + 2 * self.frozen_head * read
+        return backward_flops(self.forward(lengths, head_tokens)) - saved
 
     def generate(
         self, prompt_lengths: Sequence[int], completion_lengths: Sequence[int], group_size: int

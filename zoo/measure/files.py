@@ -48,10 +48,19 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RecordError: the disk is full or the folder cannot be written.
     """
+    write_text(path, dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that `path` holds the old or the new content, never a part.
+
+    Raises:
+        RecordError: the disk is full or the folder cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="ascii") as file:
-            file.write(dumps(value, indent=2) + "\n")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

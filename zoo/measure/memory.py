@@ -162,6 +162,7 @@ def _kernel_mark_works() -> bool:
 # the components ----------------------------------------------------------------------------------
 
 KINDS: tuple[str, ...] = ("parameters", "gradients", "optimizer")
+COPIES = "copies"  # of the weights in another dtype, that the arithmetic is done with
 
 
 def component_bytes(
@@ -169,6 +170,7 @@ def component_bytes(
 ) -> dict[str, dict[str, int]]:
     """Bytes of each component's parameters (buffers included), gradients and optimizer state.
 
+    Working copies of the weights (`model.compute_dtype`) come beside them where there are any.
     Counted by storage: tied weights once, a storage that two components share for the first of
     them, and a view with the whole storage behind it.
 
@@ -176,12 +178,14 @@ def component_bytes(
         models: component ("policy", "reference", "critic", …) → module; None is left out.
         optimizers: component → the optimizer of its module.
     Returns:
-        {component: {"parameters": bytes, "gradients": bytes, "optimizer": bytes}}, now.
+        {component: {"parameters": bytes, "gradients": bytes, "optimizer": bytes}}, now, with
+        "copies" in components that have some.
     """
     names = [name for name, module in models.items() if module is not None]
     totals = {name: dict.fromkeys(KINDS, 0) for name in names}
     for component, kind, storage in component_storages(models, optimizers):
-        totals.setdefault(component, dict.fromkeys(KINDS, 0))[kind] += storage.nbytes()
+        of_component = totals.setdefault(component, dict.fromkeys(KINDS, 0))
+        of_component[kind] = of_component.get(kind, 0) + storage.nbytes()
     return totals
 
 
@@ -229,3 +233,8 @@ def _component_tensors(
     for name, optimizer in optimizers.items():
         for tensor in optimizer_tensors(optimizer) if optimizer is not None else ():
             yield name, "optimizer", tensor
+    for name, module in present:
+        for child in module.modules():
+            casts = getattr(getattr(child, "trunk", None), "casts", None)
+            for tensor in casts.copies() if casts is not None else ():
+                yield name, COPIES, tensor

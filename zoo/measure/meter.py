@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,18 @@ from zoo.measure.memory import component_storages, local, optimizer_tensors, sto
 
 ACTIVATIONS = "activations"  # made in the phase and not a component's: activations, caches, losses
 INPUTS = "inputs"  # there before the phase and used in it: batches and what they carry
+CACHE = "cache"  # keys and values of decoding
+
+_metering: list[TensorMeter] = []  # the meters inside a phase
+
+
+def mark(name: str, tensors: Callable[[], Iterable[Tensor]]) -> None:
+    """Count tensors under `name` in every phase that is being metered.
+
+    For code that knows what its tensors are and no meter; outside a phase nothing is even called.
+    """
+    for meter in _metering:
+        meter.label(name, tensors())
 
 
 class TensorMeter:
@@ -68,9 +80,14 @@ class TensorMeter:
             for component, kind, storage in component_storages(self._models, self._optimizers):
                 ledger.add(storage, f"{component}/{kind}")
             hooks = list(self._hooks(ledger))
+            _metering.append(self)
             with _Watch(ledger):
                 yield
+            for component, kind, storage in component_storages(self._models, self._optimizers):
+                ledger.relabel(storage, f"{component}/{kind}")  # made in the phase, to stay
         finally:
+            if self in _metering:
+                _metering.remove(self)
             for hook in hooks:
                 hook.remove()
             self._ledger = None

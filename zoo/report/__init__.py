@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zoo.cli import Parser
 from zoo.config import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
     Prints the tables and writes tables, figures and page.html into DIR (default: FOLDER/report).
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zoo report",
         description="Compare the runs found at or below a folder: tables, figures, one HTML page.",
     )
@@ -33,32 +33,29 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="where the files go (default: FOLDER/report)")
     arguments = parser.parse_args(list(argv))
     console = Console()
+    out = arguments.out or arguments.folder[0] / "report"
     try:
         arms = _arms(arguments.folder)
         from zoo.report.tables import print_comparison
 
         print_comparison(arms, console)
-        out = arguments.out or arguments.folder[0] / "report"
         from zoo.launch import command_line
 
         title = f"zoo: {', '.join(arm.label for arm in arms)}"
         write_report(arms, out, title=title, command=command_line(), console=console)
-    except (ConfigError, ValueError) as error:
-        Console(stderr=True).print(Text(str(error)))
-        return 2
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {out}: {error}. Set --out.") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return 0
 
 
 def runs_main(argv: Sequence[str]) -> int:
     """`zoo runs [FOLDER…]`: list the runs below the folders (default: outputs); the exit status."""
-    parser = argparse.ArgumentParser(prog="zoo runs", description="List runs and how far they are.")
+    parser = Parser(prog="zoo runs", description="List runs and how far they are.")
     parser.add_argument("folder", nargs="*", type=Path, default=[Path("outputs")])
     arguments = parser.parse_args(list(argv))
-    try:
-        runs = _runs(arguments.folder)
-    except (ConfigError, ValueError) as error:
-        Console(stderr=True).print(Text(str(error)))
-        return 2
+    runs = _runs(arguments.folder)
     table = Table(box=None, pad_edge=False)
     for column in ("experiment", "name", "seed", "status", "T = 1", "greedy"):
         right = column in ("seed", "T = 1", "greedy")
@@ -136,11 +133,13 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
 
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {folder}. Runs lie below outputs/ by default.")
+            raise ConfigError(f"there is no folder {folder}. Runs lie below outputs/ by default.")
     runs = read_runs(path for folder in folders for path in find_runs(folder))
     if not runs:
         where = ", ".join(map(str, folders))
-        raise ConfigError(f"No runs (folders with a config.yaml) at or below {where}.")
+        raise ConfigError(
+            f"no runs (folders with a config.yaml) at or below {where}. Name a folder of runs."
+        )
     return by_start_time(runs)
 
 

@@ -134,13 +134,15 @@ def smooth(values: Sequence[float], width: int = SMOOTHING) -> list[float]:
     return [fmean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
-KINDS = ("parameters", "gradients", "optimizer")
+KINDS = ("parameters", "gradients", "optimizer", "copies")
 # Not the arms' colours: here a colour is a component.
 COMPONENTS = {
     "policy": "#56B4E9",
     "critic": "#D55E00",
     "reference": "#CC79A7",
     "reward_model": "#A6761D",
+    "scorer": "#A6761D",
+    "sampler": "#999999",
 }
 
 
@@ -156,7 +158,7 @@ def memory_figure(arms: Sequence[Arm]) -> Figure:
     bottom = np.zeros(len(labels))
     for component in components:
         colour = COMPONENTS.get(component, FAINT)
-        for shade, kind in zip((1.0, 0.7, 0.45), KINDS, strict=True):
+        for shade, kind in zip((1.0, 0.7, 0.45, 0.25), KINDS, strict=True):
             sizes = (
                 np.array(
                     [

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from zoo.measure.memory_table import MB, labels, words
 from zoo.report.figures import colours
 from zoo.report.runs import Arm, Run
 from zoo.report.tables import (
@@ -50,6 +51,7 @@ def page(
         *(_block(comparison, block) for block in blocks(comparison)),
         f"<p class=note>{escape(CAPTION)}</p>",
         _differences(comparison),
+        _memory(arms),
         "<h2>More figures</h2>" if images[1:] else "",
         *images[1:],
         "<h2>Completions to read</h2>",
@@ -171,6 +173,30 @@ def _differences(comparison: Comparison) -> str:
         "<div class=scroll><table><caption>Differences</caption><tr><th></th><th class=left>set"
         "</th><th>points</th><th class=left>verdict</th><th>McNemar p</th></tr>"
         f"{rows}</table></div><p class=note>{escape(DIFFERENCES_CAPTION)}</p>"
+    )
+
+
+def _memory(arms: Sequence[Arm]) -> str:
+    """Whose bytes are alive at the peak of each phase, in the metered step of each arm."""
+    probes = {arm.label: arm.finished[0].probe for arm in arms if arm.finished}
+    probes = {label: peaks for label, peaks in probes.items() if peaks}
+    if not probes:
+        return ""
+    columns = labels(list(probes.values()))
+    head = "".join(f"<th>{escape(words(name))}</th>" for name in columns)
+    rows = []
+    for arm, peaks in probes.items():
+        for phase, split in peaks.items():
+            cells = "".join(
+                f"<td>{split[name] / MB:,.1f}</td>" if name in split else "<td></td>"
+                for name in columns
+            )
+            rows.append(f"<tr><td>{escape(arm)}<small>{escape(phase)}</small></td>{cells}</tr>")
+    return (
+        "<h2>Memory</h2><div class=scroll><table><caption>Live tensors at the peak of each phase, "
+        f"MB</caption><tr><th></th>{head}</tr>{''.join(rows)}</table></div><p class=note>Exact "
+        "bytes, from a step after the last one whose prompts and completions are as long as they "
+        "may be; it trains nothing. Memory inside kernels and the process itself come on top.</p>"
     )
 
 

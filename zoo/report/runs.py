@@ -190,6 +190,16 @@ class Run:
         total = sum(value for kinds in parts for value in kinds.values())
         return float(total) or None
 
+    @property
+    def probe(self) -> dict[str, dict[str, int]]:
+        """Live tensor bytes by phase and owner in the last metered step; empty where none was."""
+        probes = self.memory.get("probes") or [{}]
+        return probes[-1]
+
+    def tensor_bytes(self) -> float | None:
+        """The highest of those peaks: exact, where the process's RSS is not."""
+        return max((float(split["total"]) for split in self.probe.values()), default=None)
+
     def peak_bytes(self) -> tuple[str, float] | None:
         """The phase of training with the highest peak and its bytes; ("rss", …) where no phase was
         metered. Evaluation, which loads the start for a moment, is not training."""

@@ -149,8 +149,11 @@ def _columns(arms: Sequence[Arm]) -> list[Column]:
         Column("tokens/trained", "tokens trained", "cost", "count"),
         Column("seconds", "training, s", "cost", "seconds"),
         Column("model_bytes", "weights, gradients, optimizer, MB", "cost", "bytes"),
+        Column("tensor_bytes", "peak live tensors, MB", "cost", "bytes"),
         Column("peak_bytes", "peak process RSS, MB", "cost", "bytes"),
     ]
+    if not any(run.probe for arm in arms for run in arm.runs):
+        columns = [column for column in columns if column.key != "tensor_bytes"]
     return columns
 
 
@@ -163,6 +166,7 @@ _COSTS: dict[str, Callable[[Run], float | None]] = {
     "tokens/trained": lambda run: run.total("tokens", "trained"),
     "seconds": lambda run: run.total("seconds", "total"),
     "model_bytes": Run.model_bytes,
+    "tensor_bytes": Run.tensor_bytes,
     "peak_bytes": lambda run: (run.peak_bytes() or ("", None))[1],
 }
 

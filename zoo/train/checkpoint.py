@@ -16,6 +16,7 @@ import torch
 from zoo.measure.files import RecordError
 
 MANIFEST = "manifest.json"
+SELF = "sha256"  # of everything else in the manifest
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def save_checkpoint(
     shutil.rmtree(replaced, ignore_errors=True)
     # A later step than this one was refused (damaged, foreign): it must not push this one out.
     for old in sorted(path for path in folder.glob("step_*") if path <= target)[:-keep]:
-        shutil.rmtree(old)
+        if old.is_dir():  # anything else of that name is none of ours
+            shutil.rmtree(old)
     return target
 
 
@@ -91,7 +93,8 @@ def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None
             os.fsync(out.fileno())
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     with (folder / MANIFEST).open("w", encoding="utf-8") as out:
-        json.dump({**facts, "files": files}, out, indent=1)
+        manifest = {**facts, "files": files}
+        json.dump({**manifest, SELF: _own_hash(manifest)}, out, indent=1)
         out.flush()
         os.fsync(out.fileno())
 
@@ -131,6 +134,8 @@ def _examine(path: Path, config_hash: str) -> tuple[str, dict[str, Any]]:
         return f"its manifest cannot be read ({type(error).__name__})", {}
     if found_hash != config_hash:
         return f"it belongs to another configuration ({found_hash}, not {config_hash})", {}
+    if manifest.get(SELF, _own_hash(manifest)) != _own_hash(manifest):
+        return "its manifest was altered (its hash differs)", {}
     for name, (size, digest) in files.items():
         file = path / name
         if not file.exists():
@@ -140,6 +145,13 @@ def _examine(path: Path, config_hash: str) -> tuple[str, dict[str, Any]]:
         if sha256(file) != digest:
             return f"{name} was altered (its hash differs)", {}
     return "", manifest
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    """Of the manifest as it is read back, without its own hash."""
+    facts = {key: value for key, value in manifest.items() if key != SELF}
+    text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

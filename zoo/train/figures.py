@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from zoo.build import Run
 from zoo.evaluate.evaluator import prompt_text
 from zoo.measure.cost import ModelCost
-from zoo.measure.memory import component_bytes
+from zoo.measure.memory import COPIES, component_bytes, storage_key
 from zoo.rollout.source import RowText, Sampled
 from zoo.train.metrics import Pool
+
+SAMPLER = f"sampler/{COPIES}"  # the label of what the engine decodes with, where it is its own
 
 
 def reward_metrics(seen: Pool) -> dict[str, float]:
@@ -46,24 +50,44 @@ def value_metrics(means: dict[str, float]) -> dict[str, float]:
     return means
 
 
-def bytes_by_component(run: Run) -> dict[str, dict[str, int]]:
-    """Bytes of parameters, gradients and optimizer states of every loaded model.
+def components(run: Run) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+    """The modules and the optimizers of a run by component.
 
-    Gradients are freed after each update; while one lasts each trained weight has one.
+    Besides the roles of `Models`: `scorer`, the model of a learned reward.
     """
-    models = run.models
-    modules = {
-        name: getattr(models, name) for name in ("policy", "critic", "reference", "reward_model")
-    }
+    roles = ("policy", "critic", "reference", "reward_model")
+    modules: dict[str, Any] = {role: getattr(run.models, role) for role in roles}
+    modules["scorer"] = getattr(run.config.reward, "module", None)
     optimizers = {
+        # accelerate wraps optimizers; the states are the inner one's
         name: getattr(trainable.optimizer, "optimizer", trainable.optimizer)
         for name, trainable in run.trainables.items()
     }
+    return {name: module for name, module in modules.items() if module is not None}, optimizers
+
+
+def sampler_copies(run: Run) -> list[Tensor]:
+    """The sampler's own copies of the policy's weights (`rollout.dtype`)."""
+    held = getattr(run.engine, "copies", None)
+    return [] if held is None else held()
+
+
+def bytes_by_component(run: Run) -> dict[str, dict[str, int]]:
+    """Bytes of parameters, gradients, optimizer states and copies of every loaded model.
+
+    Gradients are freed after each update; while one lasts each trained weight has one.
+    """
+    modules, optimizers = components(run)
     found = component_bytes(modules, optimizers)
     for name, module in modules.items():
-        if name in run.trainables and module is not None:
+        if name in run.trainables:
             trained = [p for p in module.parameters() if p.requires_grad]
             found[name]["gradients"] = sum(p.numel() * p.element_size() for p in trained)
+    held = [copy.untyped_storage() for copy in sampler_copies(run)]
+    copies = {storage_key(storage): storage.nbytes() for storage in held}
+    if copies:
+        component, kind = SAMPLER.split("/")
+        found[component] = {kind: sum(copies.values())}
     return found
 
 
@@ -91,6 +115,8 @@ def step_flops(run: Run, costs: Mapping[str, ModelCost], sampled: Sampled) -> fl
     total += passes * (forward + policy.backward(lengths, sum(new)))
     total += forward * (batch.old_logprobs is not None)
     total += forward * (models.reference is not None)
+    if "scorer" in costs and sampled.tokens_generated:  # by the policy's count of tokens
+        total += costs["scorer"].forward(lengths, len(lengths))
     if "critic" in costs:
         critic = costs["critic"]
         total += (passes + 1) * critic.forward(lengths) + passes * critic.backward(lengths)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from zoo.batch import Batch
 from zoo.build import Run
-from zoo.seeds import torch_generator
+from zoo.distributed import rank
+from zoo.seeds import drawing_from, torch_generator
 from zoo.train.metrics import Pool
 from zoo.train.optimizer import lr_factor
-from zoo.train.session import Session
 from zoo.train.update import Updated, update
+
+if TYPE_CHECKING:
+    from zoo.train.session import Session
 
 
 def train(run: Run, session: Session) -> None:
@@ -67,16 +71,17 @@ def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int)
         for group in trainable.optimizer.param_groups:
             group["lr"] = trainable.lr * factor
         pool.add(f"lr/{name}", trainable.lr * factor)
-    done = update(
-        minibatch,
-        run.algorithm,
-        run.models,
-        run.trainables,
-        max_completion_length=run.max_completion_length,
-        micro_batch_tokens=train.micro_batch_tokens,
-        max_grad_norm=train.max_grad_norm,
-        pool=pool,
-        step_on_zero_gradient=train.step_on_zero_gradient,
-    )
+    with drawing_from(run.config.seed, "dropout", session.updates, rank()):  # model.lora.dropout
+        done = update(
+            minibatch,
+            run.algorithm,
+            run.models,
+            run.trainables,
+            max_completion_length=run.max_completion_length,
+            micro_batch_tokens=train.micro_batch_tokens,
+            max_grad_norm=train.max_grad_norm,
+            pool=pool,
+            step_on_zero_gradient=train.step_on_zero_gradient,
+        )
     session.updated(done, minibatch, step)
     return done

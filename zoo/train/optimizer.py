@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,33 @@ def make_optimizer(module: nn.Module, config: TrainConfig, lr: float) -> torch.o
         weight_decay=config.weight_decay,
         fused=fused,
     )
+
+
+def offload_states(optimizer: torch.optim.Optimizer, home: torch.device) -> None:
+    """Keep the optimizer's states at `home`, and bring them back for each of its steps.
+
+    Two of the four numbers that a weight costs under Adam then take no memory of the device while
+    activations do, at the price of copying them twice an update.
+    Written for a GPU and not run on one: the movements are tested, what they save is not measured.
+    """
+    places: dict[tuple[int, str], torch.device] = {}  # (weight, name) → where a step wants it
+
+    def fetch(done: torch.optim.Optimizer, *_: Any) -> None:
+        for weight, state in done.state.items():
+            for name, value in state.items():
+                place = places.get((id(weight), name))
+                if place is not None:
+                    state[name] = value.to(place)
+
+    def leave(done: torch.optim.Optimizer, *_: Any) -> None:
+        for weight, state in done.state.items():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.device != home:
+                    places[id(weight), name] = value.device
+                    state[name] = value.to(home)
+
+    optimizer.register_step_pre_hook(fetch)
+    optimizer.register_step_post_hook(leave)
 
 
 def lr_factor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import traceback
@@ -31,10 +32,10 @@ def run(config: RunConfig) -> dict[str, Any]:
     announce = os.environ.get("ZOO_RUN_DIR_FILE")
     if announce:
         Path(announce).write_text(f"{folder}\n", encoding="utf-8")
-    finished = _finished(folder, identity, config)
-    if finished is not None:
+    summary = finished(folder, identity, config)
+    if summary is not None:
         print(f"finished already: {folder}", flush=True)
-        return finished
+        return summary
 
     from zoo.build import check, make_accelerator, output_folder
     from zoo.distributed import barrier, is_main
@@ -57,14 +58,20 @@ def run(config: RunConfig) -> dict[str, Any]:
         raise
     except BaseException:
         if is_main():
-            (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk must not hide what it has caused
+                (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         raise
     finally:
         lock.release()
 
 
-def _finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a finished run in this folder; refuses a folder of another configuration."""
+def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] | None:
+    """The summary of a finished run in this folder, or None.
+
+    Raises:
+        ConfigError: the folder holds a run of another configuration, a damaged record, or a run
+            where resume=never.
+    """
     known = folder / "meta.json"
     if known.exists():
         found = _facts(known, f"Delete {folder} and start anew.").get("config_hash")
@@ -100,6 +107,7 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
 
     from zoo.build import build
     from zoo.distributed import is_main, world_size
+    from zoo.measure.files import write_text
     from zoo.measure.memory import PhaseMemory
     from zoo.measure.provenance import meta
     from zoo.measure.recorder import Recorder, offsets_problem
@@ -118,7 +126,7 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
             "Use resume=auto to start anew."
         )
     if is_main():
-        OmegaConf.save(OmegaConf.create(resolved(config)), folder / "config.yaml")
+        write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
         (folder / "error.txt").unlink(missing_ok=True)
     facts = {
         **meta(str(accelerator.device)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from zoo.batch import Batch
 from zoo.build import Run
-from zoo.distributed import barrier, from_main, gathered, is_main, rank
+from zoo.distributed import barrier, from_main, gathered, is_main, rank, world_size
+from zoo.evaluate.best import better, score_of
 from zoo.evaluate.evaluator import Evaluated
 from zoo.measure.cost import ModelCost
+from zoo.measure.files import RecordError, write_json
 from zoo.measure.memory import PhaseMemory
+from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
+from zoo.models.lora import load_trained_state, trained_state
+from zoo.rewards.score import FAILED
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
@@ -32,19 +37,10 @@ from zoo.train.figures import (
 )
 from zoo.train.interrupt import Interrupt
 from zoo.train.metrics import Pool
+from zoo.train.probe import Peaks, probe
 from zoo.train.progress import Progress
 from zoo.train.summary import summarize
 from zoo.train.update import Updated
-
-# Measures of evaluations of which less is better; `evaluate.best_metric` may name any measure.
-LOWER_IS_BETTER = (
-    "perplexity",
-    "nll",
-    "kl_to_start",
-    "kl_to_start_sequence",
-    "length",
-    "truncated",
-)
 
 
 class TrainingError(RuntimeError):
@@ -80,6 +76,8 @@ class Session:
         for role in run.trainables:
             if role != "policy":
                 self._costs[role] = ModelCost.of(getattr(run.models, role))
+        if (scorer := getattr(run.config.reward, "module", None)) is not None:
+            self._costs["scorer"] = ModelCost.of(scorer)
         if checkpoint is not None:
             self._restore(checkpoint)
         elif run.presampled is not None:
@@ -275,30 +273,34 @@ class Session:
         return step
 
     def _keep_best(self, results: list[Evaluated]) -> None:
-        name = self.run.best_metric
-        wanted, _, key = name.partition("/")
-        lower = key in LOWER_IS_BETTER
-        for result in results:
-            value = result.record.get(key)
-            if result.record["set"] != wanted or value is None:
-                continue
-            best = self.progress.best
-            if best is None or (value < best["value"] if lower else value > best["value"]):
-                self.progress.best = {
-                    "step": self.progress.step,
-                    "metric": name,
-                    "value": value,
-                }
-                self._save("best")
-                if is_main():
-                    (self.folder / "best.json").write_text(json.dumps(self.progress.best))
+        name, best = self.run.best_metric, self.progress.best
+        found = [score_of(result.record, name) for result in results]
+        value = next((value for value in found if value is not None), None)
+        if value is None and results:
+            self.recorder.warning(
+                "best_metric",
+                f"no evaluation has a number for {name}, so no best checkpoint is kept. Set "
+                "evaluate.best_metric to one that evals.jsonl has.",
+            )
+        if value is not None and (best is None or better(value, best["value"], name)):
+            self.progress.best = {"step": self.progress.step, "metric": name, "value": value}
+            self._save("best")
+            if is_main():
+                write_json(self.folder / "best.json", self.progress.best)
 
     def _save(self, name: str) -> None:
         """What the run makes, as a transformers folder; the old one stays until it is whole."""
         if is_main():
             temporary, target = self.folder / f".{name}.tmp", self.folder / name
             shutil.rmtree(temporary, ignore_errors=True)
-            self.run.save(temporary)
+            try:
+                self.run.save(temporary)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
+                raise RecordError(
+                    f"{target} cannot be written: {error}. Free space, then run the same command "
+                    "again: it resumes."
+                ) from error
             shutil.rmtree(target, ignore_errors=True)
             temporary.rename(target)
         barrier()
@@ -318,7 +320,7 @@ class Session:
                 tensors: dict[str, Any] = {}
                 for name, trainable in run.trainables.items():
                     module = run.accelerator.unwrap_model(trainable.module)
-                    tensors[name] = module.state_dict()
+                    tensors[name] = trained_state(module)
                     tensors[f"optimizer_{name}"] = trainable.optimizer.state_dict()
                 save_checkpoint(
                     self.folder / "checkpoints",
@@ -329,6 +331,7 @@ class Session:
                         "source": run.source.state_dict(),
                         "algorithm": run.models.state,
                         "start_hash": run.start_hash,
+                        "reward_hash": run.reward_hash,
                         "components": self.components,
                     },
                     offsets=self.recorder.offsets(),
@@ -365,9 +368,15 @@ class Session:
                 f"{run.start_hash}): the model at model.path changed. Restore it, or start anew "
                 "with resume=never in another output folder."
             )
+        if state.get("reward_hash", run.reward_hash) != run.reward_hash:
+            raise TrainingError(
+                f"{checkpoint.folder} was trained on another reward (hash {state['reward_hash']}, "
+                f"now {run.reward_hash}): the reward model at reward.path changed. Restore it, or "
+                "start anew with resume=never in another output folder."
+            )
         for name, trainable in run.trainables.items():
             module = run.accelerator.unwrap_model(trainable.module)
-            module.load_state_dict(checkpoint.load(name))
+            load_trained_state(module, checkpoint.load(name))
             trainable.optimizer.load_state_dict(checkpoint.load(f"optimizer_{name}"))
         self.progress = Progress(**state["progress"])
         self._saved_step = self.progress.step
@@ -405,16 +414,37 @@ class Session:
             **self.memory.record(),
             "components": self.components or bytes_by_component(self.run),
         }
-        self.recorder.memory(record)
-        summary = {}
+        summary: dict[str, Any] = {}
         if is_main():
             summary = summarize(self.run, self.progress, self.folder, self.config_hash, record)
+        started = time.perf_counter()
+        if probes := self._probe():
+            summary["memory"] = {"size": sizes(record["components"]), **probes[-1]}
+            summary.get("seconds", {})["probe"] = time.perf_counter() - started
+        self.recorder.memory({**record, "probes": probes})
         self.recorder.summary(summary)
         self.recorder.display.message(self._last_words(summary) if is_main() else "")
         return from_main(summary)
 
+    def _probe(self) -> list[Peaks]:
+        """Metered steps, now that nothing can be spoilt; a table is not worth a finished run."""
+        if not self.run.config.measure.memory or self.progress.step == 0:
+            return []
+        try:
+            with self.interrupt.at_once():
+                return probe(self.run)
+        except Exception as error:
+            if world_size() > 1:  # the others wait in the middle of it
+                raise
+            self.recorder.warning(
+                "memory_probe",
+                f"the memory table is missing: its steps ended in {type(error).__name__}: {error}. "
+                "measure.memory=false leaves them out.",
+            )
+            return []
+
     def _last_words(self, summary: Mapping[str, Any]) -> str:
-        """Two lines: what changed on the held-out problems, and where everything is."""
+        """What changed on the held-out problems, the memory table, and where everything is."""
         words = []
         before, after = (summary[k].get(self.run.heldout_name, {}) for k in ("first", "final"))
         for key in ("accuracy", "greedy"):
@@ -425,7 +455,8 @@ class Session:
         seconds = summary["seconds"]["total"]
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
         judged = "held-out " if len(words) > 1 else ""
-        return f"finished: {judged}{', '.join(words)}\n{self.folder}"
+        table = f"{text(summary['memory'])}\n" if "memory" in summary else ""
+        return f"finished: {judged}{', '.join(words)}\n{table}{self.folder}"
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
         truncated = metrics.get("truncated", 0.0)
@@ -440,6 +471,13 @@ class Session:
         if timeouts > 0.05:
             self.recorder.warning(
                 "reward_timeout", f"{timeouts:.0%} of the verdicts ran into their time limit."
+            )
+        failed = metrics.get(f"reason/{FAILED}", 0.0)
+        if failed:
+            self.recorder.warning(
+                "reward_failed",
+                f"the reward failed on {failed:.1%} of the completions, which are left unscored "
+                f"(train.reward_on_error=abstain); rollouts.jsonl gives them the reason {FAILED}.",
             )
         abstained = metrics.get("reward/abstained", 0.0)
         if abstained > 0.5:

@@ -41,7 +41,7 @@ def summarize(
         "skipped_updates": progress.skipped_updates,
         "config_hash": config_hash,
         "start_hash": run.start_hash,
-        "policy_hash": weights_hash(run.policy.model) if run.policy is not None else None,
+        "policy_hash": _hash(run),
         "first": first,
         "final": last,
         "best": progress.best,
@@ -63,6 +63,13 @@ def summarize(
         if groups
         else {},
     }
+
+
+def _hash(run: Run) -> str | None:
+    """Of the saved policy's weights; of an adapter none, since what is saved has other tensors."""
+    if run.policy is None or run.start_model.adapter is not None:
+        return None
+    return weights_hash(run.policy.model)
 
 
 def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
