@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from zoo.batch import Batch, collate
 from zoo.measure.meter import TensorMeter
-from zoo.models.head import CHUNK
+from zoo.models.head import BLOCK
 from zoo.models.policy import Policy
 
 SIZES = {"W1": (4, 8, 29, 64), "W2": (2, 4, 90, 96)}  # prompts, G, tokens of either part
@@ -83,11 +83,11 @@ def main() -> None:
     for name, folder in zip(("W1", "W2"), sys.argv[1:], strict=False):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         found["parity"][name] = parity(model, SIZES[name])
-    few, many = vocabulary(2), vocabulary(4)
+    few, many = vocabulary(4), vocabulary(8)  # several blocks of logits in either
     found["vocabulary"] = {
         "extra_bytes": few[49152] - few[8192],
         "extra_bytes_of_twice_the_tokens": many[49152] - many[8192],
-        "chunk_bytes": CHUNK * (49152 - 8192) * 4,
+        "block_bytes": BLOCK * (49152 - 8192) * 4,
     }
     print(json.dumps(found))
 

@@ -37,6 +37,19 @@ def whole_logprobs(states, weight, offset, targets, scale, softcap):
     return logprobs.gather(1, targets[:, None]).squeeze(1), entropy.detach()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_second_backward_pass_has_the_gradient_of_the_first(dtype: torch.dtype) -> None:
+    """The first one writes over the logits that were kept for it."""
+    states, weight, _, targets, direction = inputs(20, 8, 33, dtype, False)
+    ours, _ = chunked_logprobs(states, weight, None, targets)
+    loss = (ours * direction).sum()
+    first = torch.autograd.grad(loss, [states, weight], retain_graph=True)
+    second = torch.autograd.grad(loss, [states, weight])
+    for one, two in zip(first, second, strict=True):
+        assert one.abs().max() > 0.1
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (1 / 0.7, None), (0.5, 3.0)])
@@ -50,7 +63,9 @@ def test_B100_chunked_equals_whole_in_value_and_gradient(
     softcap: float | None,
     chunk: int,
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK", chunk)  # 20 rows: 7, 3 or 1 chunks, the last one ragged
+    # 20 rows: blocks of 6 (in two chunks), of 14, or one; the last ones ragged
+    monkeypatch.setattr(head, "CHUNK", chunk)
+    monkeypatch.setattr(head, "BLOCK", 2 * chunk)
     states, weight, offset, targets, direction = inputs(20, 8, 33, dtype, bias)
     leaves = [t for t in (states, weight, offset) if t is not None]
     ours, entropy = chunked_logprobs(states, weight, offset, targets, scale=scale, softcap=softcap)
@@ -176,6 +191,7 @@ def test_B100_sizes_of_the_largest_tensor_are_those_of_one_chunk(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     monkeypatch.setattr(head, "CHUNK", 4)
+    monkeypatch.setattr(head, "BLOCK", 4)
     states, weight, _, targets, direction = inputs(64, 8, 1000, torch.float32, bias=False)
     largest = 0
 
