@@ -29,7 +29,7 @@ from zoo.data.tokenize import (
     stop_token_ids,
     tokenize_prompts,
 )
-from zoo.distributed import barrier, check_launcher, is_main, world_size
+from zoo.distributed import barrier, check_launcher, is_main, leave_at_exit, world_size
 from zoo.evaluate.best import check_best_metric
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet, tokenized_sets
 from zoo.evaluate.preferences import PreferenceEvaluator, held_out
@@ -225,6 +225,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     torch.set_float32_matmul_precision(config.model.matmul_precision)
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
     cpu = config.train.device == "cpu"
+    leave_at_exit()
     return Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+from functools import cache
 from typing import Any
 
 import psutil
@@ -44,6 +46,19 @@ def _asked_of_accelerate() -> int:
             value = value or (words[i + 1] if i + 1 < len(words) else "")
             return int(value) if value.isdigit() else 1
     return 1
+
+
+@cache
+def leave_at_exit() -> None:
+    """End the process group before the interpreter goes: left alone, its threads abort the process
+    now and then, after all work is done.
+    """
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def is_distributed() -> bool:

@@ -14,6 +14,8 @@ from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.rows import Kind
 
+CUT_OFF = gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40]  # no time of day in a test's id
+
 
 def write(path, rows):
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
@@ -286,7 +288,11 @@ def test_real_preference_files(shared):
     ("name", "content", "says"),
     [
         ("x.jsonl.gz", b'{"prompt": "q"}\n', "cannot be read: Not a gzipped file"),
-        ("x.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40], "cannot be read: .*ended"),
+        (
+            "x.jsonl.gz",
+            gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40],
+            "cannot be read: .*ended",
+        ),
         ("x.parquet", b'{"prompt": "q"}\n', "is no readable parquet file"),
         ("x.parquet", b"", "is no readable parquet file"),
         ("x.json", b'[{"prompt": "q"}, {"pro', "begins as a JSON array but is none"),
@@ -356,7 +362,9 @@ def test_whatever_a_file_holds_nothing_but_a_named_refusal_comes_of_it(tmp_path)
         )
         name = draw.choice(["x.jsonl", "x.json", "x.jsonl.gz", "x.parquet"])
         file = tmp_path / f"{number}{name}"
-        file.write_bytes(gzip.compress(data, mtime=0) if name.endswith("gz") and place % 2 else data)
+        file.write_bytes(
+            gzip.compress(data, mtime=0) if name.endswith("gz") and place % 2 else data
+        )
         made = JSONL(path=str(file), kind=Kind(kind), max_malformed=draw.choice([0.0, 0.9]))
         with contextlib.suppress(ConfigError):
             assert getattr(made, kind)()

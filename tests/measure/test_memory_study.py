@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.memory.runs import ARMS, MEASURED, QWEN
 from benchmarks.memory.table import extended
-from benchmarks.memory.vocabulary import growth
+from benchmarks.memory.vocabulary import BLOCK, LARGE, SMALL, peak
 from benchmarks.memory.workers import Job, results
 
 # As published: 0.49, 1.54, 7.62, 32.8 and 72.7 billion
@@ -60,9 +60,12 @@ def test_a_line_through_two_models_reaches_the_large_one() -> None:
 
 
 def test_the_loss_has_no_term_of_tokens_times_vocabulary() -> None:
-    one, two = growth(512), growth(1024)
-    assert one.added == two.added  # twice the tokens, the same price of a larger vocabulary
-    # Weights, their gradient, and a few temporaries of one chunk
-    assert 2 * one.weights < one.added <= 2 * one.weights + 4 * one.chunk
-    # All logits at once grow by at least their size: 512 × 40,960 × 4 bytes
-    assert two.plain - one.plain >= 512 * 40_960 * 4
+    few, many = 2 * BLOCK, 4 * BLOCK
+    added = [peak(LARGE, tokens) - peak(SMALL, tokens) for tokens in (few, many)]
+    assert added[0] == added[1]  # twice the tokens, the same price of a larger vocabulary
+    # Weights (tied, width 64), their gradient, and a few temporaries of what the head takes at once
+    weights, chunk = 40_960 * 64 * 4, 40_960 * BLOCK * 4
+    assert 2 * weights < added[0] <= 2 * weights + 3 * chunk
+    # All logits at once grow by at least their size: tokens × 40,960 × 4 bytes
+    plain = peak(LARGE, few, plain=True) - peak(SMALL, few, plain=True)
+    assert plain >= few * 40_960 * 4
