@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 
-from zoo.models.packing import Layout
+from zoo.models.packing import Layout, given_layout
 
 ATTENTION = "zoo_packed_flex"
 
@@ -84,14 +84,9 @@ def packed_flex_attention(
         NotImplementedError: the model does not pass the layout on, or asks for what packing has
             not got (a cap, a bias, sinks).
     """
-    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
-    if packed_layout is None or attention_mask is not None or odd:
-        raise NotImplementedError(
-            f"packed attention for {type(module).__name__} with "
-            f"{', '.join(odd) or 'a mask of its own'}"
-        )
+    layout = given_layout(module, attention_mask, packed_layout, others)
     attend = _compiled() if query.device.type == "cuda" else flex_attention
-    out = attend(query, key, value, block_mask=packed_layout.seen, scale=scaling, enable_gqa=True)
+    out = attend(query, key, value, block_mask=layout.seen, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 
 

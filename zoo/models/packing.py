@@ -266,6 +266,23 @@ class _Blocks:
         return packed
 
 
+def given_layout(
+    module: Any, attention_mask: Tensor | None, layout: Layout | None, others: dict[str, Any]
+) -> Layout:
+    """The layout that a model handed on to its attention.
+
+    Raises:
+        NotImplementedError: it handed none on, or asks for what packing has not got.
+    """
+    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
+    if layout is None or attention_mask is not None or odd:
+        raise NotImplementedError(
+            f"packed attention for {type(module).__name__} with "
+            f"{', '.join(odd) or 'a mask of its own'}"
+        )
+    return layout
+
+
 def packed_attention(
     module: Any,
     query: Tensor,
@@ -282,19 +299,14 @@ def packed_attention(
         NotImplementedError: the model does not pass the layout on, or asks for what packing has
             not got (a cap, a bias, sinks).
     """
-    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
-    if packed_layout is None or attention_mask is not None or odd:
-        raise NotImplementedError(
-            f"packed attention for {type(module).__name__} with "
-            f"{', '.join(odd) or 'a mask of its own'}"
-        )
+    layout = given_layout(module, attention_mask, packed_layout, others)
     _, heads, tokens, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
     out = _Attention.apply(
         (query.transpose(1, 2) * scale).reshape(tokens, heads * size),
         key.transpose(1, 2).reshape(tokens, -1),
         value.transpose(1, 2).reshape(tokens, -1),
-        packed_layout,
+        layout,
         (key.shape[1], size),
     )
     return out.view(1, tokens, heads, size), None  # pyright: ignore
