@@ -312,6 +312,27 @@ def test_a_large_vocabulary_has_the_distribution_of_the_softmax() -> None:
     assert bool(((share - p).abs() < 4 * (p * (1 - p) / 40_000).sqrt()).all())
 
 
+@pytest.mark.parametrize("name", ["tied", "untied", "qwen2 with biases"])
+def test_packed_weights_give_the_same_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not lean.packs(torch.zeros(2, 2, dtype=torch.bfloat16)):
+        pytest.skip("oneDNN has no bfloat16 here")
+    assert not lean.packs(torch.zeros(2, 2))  # float32 stays with the library that trains
+    decoder = engine(Policy(WAYS[name][0]()), dtype="bfloat16")
+    found = []
+    for after in (10**9, 3):
+        monkeypatch.setattr(lean, "PACK_AFTER", after)
+        with torch.no_grad():
+            _, cache, mask = decoder._prefill(PROMPTS)
+            with LeanDecoding(decoder._model, cache, mask, 2) as decoding:
+                newest = [torch.full((len(PROMPTS) * 2,), i + 3) for i in range(6)]
+                found.append(torch.stack([decoding.step(token).float() for token in newest]))
+                assert (decoding._packed_head is not None) == (after == 3)
+                assert (decoding._layers[0].qkv.packed is not None) == (after == 3)
+    assert torch.equal(found[0][:2], found[1][:2])
+    # The residual is added after rounding, not before
+    assert (found[0] - found[1]).abs().max() < 0.03 * found[0].abs().max()
+
+
 # --- the policy's own casts -----------------------------------------------------------------------
 
 

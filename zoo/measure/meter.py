@@ -42,8 +42,8 @@ class TensorMeter:
     component, also when it becomes so only later in the phase (the buffer that ends as a
     gradient is a gradient from its birth), a caller's own labels, `inputs` and `activations`.
 
-    What it does not see: memory inside a kernel (workspaces), the allocator's rounding, and
-    tensors from before the phase that no operator of the phase touches.
+    What it does not see: memory inside a kernel (workspaces, packed weights of the sampler), the
+    allocator's rounding, and tensors from before the phase that no operator of the phase touches.
     Every operator passes through Python, so a metered phase is several times slower: meter one
     probe step, never a timed one. The garbage collector is off inside a phase, since the moment
     at which it frees cycles is not repeatable.
@@ -217,12 +217,12 @@ class _Watch(TorchDispatchMode):
         # A tensor made from Python numbers is first seen on its way into this operator.
         made_here = func is torch.ops.aten.lift_fresh.default
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and not leaf.is_mkldnn:  # whose memory torch cannot see
                 storage = local(leaf).untyped_storage()
                 label = ACTIVATIONS if made_here else INPUTS
                 self._ledger.add(storage, label, from_before=not made_here)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and not leaf.is_mkldnn:
                 self._ledger.add(local(leaf).untyped_storage(), ACTIVATIONS)
         return result

@@ -17,12 +17,16 @@ from zoo.rollout.decoding import BlockDecoding, attend
 # Attention then a gated SiLU network, both behind an RMS norm, biases at most in q, k, v
 SHAPES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
+PACK_AFTER = 16  # steps; to pack the weights takes as long as a dozen steps then save
+
 
 class LeanDecoding(BlockDecoding):
     """`BlockDecoding` without the modules: the same weights, the same arithmetic, fewer calls.
 
     Where the projections of a layer lie one after the other in memory (as `Casts` makes them),
-    one product serves them all; elsewhere each has its own.
+    one product serves them all; elsewhere each has its own. On a CPU in bfloat16 a long generation
+    packs its weights once into oneDNN's own layout, which every product would else do for itself:
+    a quarter less time for the same bits.
     """
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
@@ -31,6 +35,8 @@ class LeanDecoding(BlockDecoding):
         self._body = body
         self._layers = [_Layer.of(layer) for layer in body.layers]
         self._head: Any = model.get_output_embeddings()
+        self._packed_head: Tensor | None = None
+        self._steps = 0
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -58,6 +64,9 @@ class LeanDecoding(BlockDecoding):
 
     def _forward(self, tokens: Tensor) -> Tensor:
         body, cache = self._body, self.cache
+        self._steps += 1
+        if self._steps == PACK_AFTER and packs(self._head.weight):
+            self._pack(len(tokens))
         hidden = F.embedding(tokens, body.embed_tokens.weight)
         cos, sin = body.rotary_emb(hidden[:, None], position_ids=self.position[:, None])
         half = sin.shape[-1] // 2
@@ -80,7 +89,13 @@ class LeanDecoding(BlockDecoding):
             gate, up = layer.gate_up(seen).chunk(2, -1)
             hidden = layer.down.added(hidden, F.silu(gate).mul_(up))
         hidden = F.rms_norm(hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
-        return F.linear(hidden, self._head.weight, self._head.bias)
+        return _linear(hidden, self._head.weight, self._packed_head, self._head.bias)
+
+    def _pack(self, rows: int) -> None:
+        for layer in self._layers:
+            for maps in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                maps.pack(rows)
+        self._packed_head = packed(self._head.weight, rows)
 
     def _store(self, block: Any, keys: Tensor, values: Tensor) -> None:
         """Write the newest column [R, heads, size] of a layer's block."""
@@ -135,6 +150,7 @@ class _Joined:
         self.weight = in_a_row([m.weight for m in self.maps])
         biases = [m.bias for m in self.maps]
         self.bias = None if biases[0] is None else torch.cat(biases)
+        self.packed: Tensor | None = None
         self.a: Tensor | None = None  # [in, Σ rank]
         self.b: Tensor | None = None  # [Σ rank, Σ out]
         if any(adapters):
@@ -148,21 +164,55 @@ class _Joined:
             ]
             self.b = torch.block_diag(*blocks) if len(blocks) > 1 else blocks[0]
 
+    def pack(self, rows: int) -> None:
+        """Make products of `rows` rows faster, as long as the weights stay as they are."""
+        if self.weight is not None:
+            self.packed = packed(self.weight, rows)
+
     def __call__(self, x: Tensor) -> Tensor:
         if self.weight is not None:
-            out = F.linear(x, self.weight, self.bias)
+            out = _linear(x, self.weight, self.packed, self.bias)
         else:
             out = torch.cat([F.linear(x, m.weight, m.bias) for m in self.maps], -1)
         return self._adapted(out, x)
 
     def added(self, hidden: Tensor, x: Tensor) -> Tensor:
         """`hidden` and the map of x; of a single map without a bias."""
-        return self._adapted(torch.addmm(hidden, x, self.maps[0].weight.t()), x)
+        if self.packed is not None and self.weight is not None:
+            out = _linear(x, self.weight, self.packed, None).add_(hidden)
+        else:
+            out = torch.addmm(hidden, x, self.maps[0].weight.t())
+        return self._adapted(out, x)
 
     def _adapted(self, out: Tensor, x: Tensor) -> Tensor:
         if self.a is None or self.b is None:
             return out
         return out.addmm_(x @ self.a, self.b)
+
+
+def packs(weight: Tensor) -> bool:
+    """Whether products with this weight gain from oneDNN's own layout, and torch offers it."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and type(weight) in (Tensor, nn.Parameter)
+        and torch.backends.mkldnn.is_available()
+        and all(
+            hasattr(torch.ops.mkldnn, n) for n in ("_reorder_linear_weight", "_linear_pointwise")
+        )
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def packed(weight: Tensor, rows: int) -> Tensor:
+    """The weight [out, in] in the layout that oneDNN's product with [rows, in] wants; opaque."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
+
+
+def _linear(x: Tensor, weight: Tensor, packed: Tensor | None, bias: Tensor | None) -> Tensor:
+    if packed is None:
+        return F.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def in_a_row(parts: Sequence[Tensor]) -> Tensor | None:
