@@ -98,7 +98,8 @@ def _held(
     if name != "checks":
         contest = next(one for one in CONTESTS if one.name == name)
         contest = replace(contest, peers=()) if options.no_peers else contest
-        return hold(contest, place, options.steps, records)
+        found = options.out / "records" / f"{name}.search.json"
+        return hold(contest, place, options.steps, records, found)
     models = [str(place.folder / workload.name / "model") for workload in (W1, W2)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.speed.checks", *models],

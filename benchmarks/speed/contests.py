@@ -150,7 +150,9 @@ def others_share(seconds: float = 1.0) -> float:
     return psutil.cpu_percent(interval=seconds) / 100
 
 
-def hold(contest: Contest, place: Place, steps: int, searched: dict[str, Any]) -> dict[str, Any]:
+def hold(
+    contest: Contest, place: Place, steps: int, searched: dict[str, Any], found: Path
+) -> dict[str, Any]:
     """Run a contest; its record.
 
     Args:
@@ -158,6 +160,7 @@ def hold(contest: Contest, place: Place, steps: int, searched: dict[str, Any]) -
         place: of the machine.
         steps: timed ones of each, after one to warm up.
         searched: records of earlier contests by name.
+        found: file of the search, written as soon as that is done and read by the next try.
     """
     record: dict[str, Any] = {"contest": contest.name, "load": round(os.getloadavg()[0], 2)}
     record["search"] = []
@@ -165,7 +168,10 @@ def hold(contest: Contest, place: Place, steps: int, searched: dict[str, Any]) -
         record["search_of"] = contest.searched
         record["search"] = searched[contest.searched]["search"]
     elif contest.peers:
-        record["search"] = [_tried(c, contest, place) for c in _candidates(contest)]
+        if not found.exists():
+            tried = [_tried(c, contest, place) for c in _candidates(contest)]
+            found.write_text(json.dumps(tried, indent=1) + "\n", encoding="utf-8")
+        record["search"] = json.loads(found.read_text(encoding="utf-8"))
     contenders = _contenders(contest, record["search"])
     with tempfile.TemporaryDirectory() as outputs:
         workers = []
