@@ -61,7 +61,7 @@ class Fake(TorchDispatchMode):
             return FLASH
         elif func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
             args = (args[0], _places(args[1]), *args[2:])
-        # Not `with self.mode: func(…)`: entering it a hundred thousand times corrupts the heap
+        # As `with self.mode: func(…)`, without the cost of entering it for every operator
         result = self.mode.__torch_dispatch__(func, types, args, kwargs)
         in_place = func.__name__.split(".")[0].endswith("_") and isinstance(args[0], Tensor)
         return args[0] if in_place and not isinstance(args[0], FakeTensor) else result

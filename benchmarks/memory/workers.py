@@ -1,7 +1,8 @@
 """Measuring and predicting in processes of their own, one line of JSON a result.
 
-Real and fake tensors in turns make torch 2.13 crash in the garbage collector, so a process does one
-kind and collects nothing in between; if it dies all the same, the next goes on with what is left.
+Many fake tensors make torch 2.13 crash now and then, mostly in the garbage collector. So a process
+predicts or measures, one that predicts collects nothing, and where it dies the next one goes on
+with what is left.
 """
 
 from __future__ import annotations
