@@ -9,12 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from zoo.batch import Batch, collate
 from zoo.measure.meter import TensorMeter
-from zoo.models import head
+from zoo.models.head import BLOCK
 from zoo.models.policy import Policy
 
 SMALL, LARGE = 8192, 49152  # tokens of the vocabulary
 WIDTH = 64
-BLOCK = getattr(head, "BLOCK", head.CHUNK)  # tokens whose logits exist at a time
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,16 @@ python -m benchmarks.speed.checks W1_MODEL W2_MODEL
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
+from benchmarks.memory.vocabulary import measure
 from zoo.batch import Batch, collate
-from zoo.measure.meter import TensorMeter
-from zoo.models.head import BLOCK
 from zoo.models.policy import Policy
 
 SIZES = {"W1": (4, 8, 29, 64), "W2": (2, 4, 90, 96)}  # prompts, G, tokens of either part
@@ -39,30 +37,6 @@ def parity(model: Any, sizes: tuple[int, int, int, int]) -> dict[str, float]:
     return {"absolute": float(gap.max()), "relative": float((gap / theirs[mask].abs()).max())}
 
 
-def vocabulary(rows: int) -> dict[int, int]:
-    """Peak bytes of forward and backward beyond weights and gradients, by vocabulary."""
-    found = {}
-    for size in (8192, 49152):
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=size, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=64, tie_word_embeddings=True,
-        )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config)
-        policy = Policy(model, packed=True)
-        policy.with_entropy = False
-        batch = _batch(size, (rows, 8, 8, 128))
-        policy(batch).logprobs.sum().backward()  # gradients exist
-        gc.collect()
-        meter = TensorMeter({"policy": policy})
-        with meter.phase("pass"):
-            policy(batch).logprobs.sum().backward()
-        peak = meter.peaks["pass"]
-        own = sum(value for key, value in peak.items() if key.startswith("policy/"))
-        found[size] = peak["total"] - own
-    return found
-
-
 def _batch(vocabulary: int, sizes: tuple[int, int, int, int]) -> Batch:
     groups, group, prompt, new = sizes
     draw = torch.Generator().manual_seed(0)
@@ -83,12 +57,8 @@ def main() -> None:
     for name, folder in zip(("W1", "W2"), sys.argv[1:], strict=False):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         found["parity"][name] = parity(model, SIZES[name])
-    few, many = vocabulary(4), vocabulary(8)  # several blocks of logits in either
-    found["vocabulary"] = {
-        "extra_bytes": few[49152] - few[8192],
-        "extra_bytes_of_twice_the_tokens": many[49152] - many[8192],
-        "block_bytes": BLOCK * (49152 - 8192) * 4,
-    }
+    few, many = (growth.added - 2 * growth.weights for growth in measure())  # beyond the gradients
+    found["vocabulary"] = {"extra_bytes": few, "extra_bytes_of_twice_the_tokens": many}
     print(json.dumps(found))
 
 
