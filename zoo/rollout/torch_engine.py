@@ -180,6 +180,7 @@ class _Decoder:
         while waiting:
             alive, logits, cache, mask = started(min(at_once, len(waiting)))
             with self._way(cache)(model, cache, mask, n) as decoding:
+                del cache, mask  # a block cache is a copy: what it was made from goes
                 while not bool((done := rows.draw(alive, logits, draw)).all()):
                     going = int((~done).sum())
                     joining = min((at_once * n - going) // n, len(waiting)) if decoding.joins else 0
@@ -198,6 +199,7 @@ class _Decoder:
                         with decoding.aside():
                             new, first, cache, mask = started(joining)
                         decoding.join(cache, mask, n)
+                        del cache, mask
                         alive, logits = torch.cat([alive, new]), torch.cat([logits, first])
                     mark(CACHE, lambda: cache_tensors(decoding.cache))
         return list(rows.completions(self.decode))
