@@ -91,17 +91,6 @@ def pooled(value: Tensor) -> Tensor:
     return total
 
 
-def pooled_numbers(values: dict[str, float]) -> dict[str, float]:
-    """Sums over processes, name by name; a name that a process lacks counts 0."""
-    if not is_distributed():
-        return dict(values)
-    total: dict[str, float] = {}
-    for part in gathered(values):
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
-
-
 def gathered(value: Any) -> list[Any]:
     """Every process's object, in rank order."""
     if not is_distributed():

@@ -266,6 +266,11 @@ class _Blocks:
         return packed
 
 
+def not_offered(others: dict[str, Any]) -> list[str]:
+    """What a model asks of its attention that plain products have not got: a cap, a bias, sinks."""
+    return [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
+
+
 def given_layout(
     module: Any, attention_mask: Tensor | None, layout: Layout | None, others: dict[str, Any]
 ) -> Layout:
@@ -274,7 +279,7 @@ def given_layout(
     Raises:
         NotImplementedError: it handed none on, or asks for what packing has not got.
     """
-    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
+    odd = not_offered(others)
     if layout is None or attention_mask is not None or odd:
         raise NotImplementedError(
             f"packed attention for {type(module).__name__} with "

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from zoo.models.packing import not_offered
+
 ATTENTION = "zoo_decode"
 COLUMNS = 32  # by which the cache grows
 
@@ -265,7 +267,7 @@ def decode_attention(
     Raises:
         NotImplementedError: the model asks for a cap, a bias or sinks, or hands no mask on.
     """
-    odd = [name for name in ("softcap", "position_bias", "s_aux") if others.get(name) is not None]
+    odd = not_offered(others)
     if odd or attention_mask is None or query.shape[2] != 1:
         raise NotImplementedError(
             f"block decoding for {type(module).__name__} with {', '.join(odd) or 'its own mask'}"

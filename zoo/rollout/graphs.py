@@ -26,7 +26,7 @@ class GraphDecoding(LeanDecoding):
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
         super().__init__(model, cache, mask, n)
         self._column = torch.zeros(1, dtype=torch.long, device=mask.device)
-        self._tokens: Tensor = self.position
+        self._tokens = torch.zeros_like(self.position)
         self._held: list[Tensor] = []  # what the recording reads and writes
         self._replay: Callable[[], Tensor] | None = None
 
@@ -43,12 +43,12 @@ class GraphDecoding(LeanDecoding):
         moved = len(held) != len(self._held) or any(
             a is not b for a, b in zip(held, self._held, strict=False)
         )
+        self._column.fill_(self.cache.used)
         if self._replay is None or moved:
             self._tokens = tokens.clone()
-            self._column.fill_(self.cache.used)
             self._held, self._replay = held, recorded(lambda: self._forward(self._tokens))
-        self._tokens.copy_(tokens)
-        self._column.fill_(self.cache.used)
+        else:
+            self._tokens.copy_(tokens)
         logits = self._replay()
         self.position += 1
         self.cache.used += 1
