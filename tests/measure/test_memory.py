@@ -45,10 +45,11 @@ def test_an_inner_phase_counts_in_the_outer_one_and_not_the_reverse():
     start = rss()
     with meter.phase("outer"):
         hold(96)
+        inside = rss()  # the system takes back cold pages of files when it likes
         with meter.phase("inner"):
             hold(48)
     assert meter.peaks["outer"] - start == pytest.approx(96 * MIB, abs=16 * MIB)
-    assert meter.peaks["inner"] - start == pytest.approx(48 * MIB, abs=16 * MIB)
+    assert meter.peaks["inner"] - inside == pytest.approx(48 * MIB, abs=16 * MIB)
     with meter.phase("outer 2"), meter.phase("inner 2"):
         hold(64)
     assert meter.peaks["outer 2"] == meter.peaks["inner 2"]
