@@ -48,9 +48,10 @@ def made(config: Any) -> Any:
 
 def qwen2() -> Any:
     model = made(Qwen2Config(**SIZES, num_key_value_heads=2, intermediate_size=48))
+    seeded = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.5)
+            torch.nn.init.normal_(parameter, std=0.5, generator=seeded)
     return model
 
 
