@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir
+from zoo.train.inputs import RECORD, altered, record
 
 
 def run(config: RunConfig) -> dict[str, Any]:
@@ -69,8 +70,8 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
     """The summary of a finished run in this folder, or None.
 
     Raises:
-        ConfigError: the folder holds a run of another configuration, a damaged record, or a run
-            where resume=never.
+        ConfigError: the folder holds a run of another configuration, one made from files or code
+            that changed since, a damaged record, or a run where resume=never.
     """
     known = folder / "meta.json"
     if known.exists():
@@ -87,6 +88,13 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
             )
     summary = folder / "summary.json"
     if known.exists() and summary.exists():
+        found = altered(folder, config)
+        for what, hashes in {**found["files"], **found["code"]}.items():
+            raise ConfigError(
+                f"{folder} holds a finished run of what {what} was before it changed (hash "
+                f"{hashes}). Choose another name or output for a run of what it is now, or delete "
+                "the folder."
+            )
         return _facts(summary, "Delete it: the same command writes it anew.")
     return None
 
@@ -125,7 +133,16 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
             f"resume=must, but {folder} has no good checkpoint.{reasons}\n"
             "Use resume=auto to start anew."
         )
+    found = altered(folder, config) if checkpoint else {"files": {}, "code": {}}
+    for what, hashes in found["files"].items():
+        raise ConfigError(
+            f"{folder} stopped at step {checkpoint.step if checkpoint else 0}, and {what} changed "
+            f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
+            "output, or delete the folder, to start anew."
+        )
     if is_main():
+        if checkpoint is None or not (folder / RECORD).exists():
+            write_text(folder / RECORD, json.dumps(record(config), indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
         (folder / "error.txt").unlink(missing_ok=True)
     facts = {
@@ -149,6 +166,12 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
         try:
             for line in refused:
                 recorder.warning("checkpoint_refused", f"not used: {line}")
+            for what, hashes in found["code"].items():  # mended after an error, say
+                recorder.warning(
+                    "code_changed",
+                    f"the code of {what} changed since this run began (hash {hashes}): the steps "
+                    "before are of the old one",
+                )
             with memory.phase("load"):
                 parts = build(config, accelerator, recorder.display.task)
             session = Session(parts, folder, recorder, memory, identity, checkpoint, interrupt)

@@ -1,0 +1,186 @@
+"""Data, models and code that change behind an unchanged configuration are told, not mixed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.small import SMALL, folder_of, run_small
+from tests.e2e.test_interrupt import signal_at
+from zoo.cli import check_job
+from zoo.compose import compose
+from zoo.config import ConfigError
+from zoo.instantiate import structured
+from zoo.train.inputs import BLOCK, RECORD, WHOLE, _file_hash, altered, record
+from zoo.train.run import run as train
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def words(data: Path, output: Path) -> list[str]:
+    """A small run on a file: without what only the default data has."""
+    return [
+        *(one for one in SMALL if not one.startswith("data.")),
+        f"output={output}",
+        "algorithm=grpo",
+        "data=jsonl",
+        f"data.path={data}",
+        "data.chat=false",
+        "train.steps=3",
+        "evaluate.every=0",
+    ]
+
+
+def run(output: Path, data: Path) -> dict[str, Any]:
+    return train(structured(compose(words(data, output))))
+
+
+def change(data: Path) -> None:
+    data.write_text(data.read_text().replace("11 + 1", "11 + 2"))
+
+
+def test_a_finished_run_of_data_that_changed_is_not_passed_off(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = data.read_text()
+    first = run(tmp_path / "out", data)
+    os.utime(data, (1, 1))  # a copy of the same content is the same data
+    assert run(tmp_path / "out", data) == first
+    assert "finished already" in capsys.readouterr().out
+    change(data)
+    with pytest.raises(ConfigError, match=r"of what data.path was before it changed \(hash \w{8} "):
+        run(tmp_path / "out", data)
+    data.write_text(before)
+    assert run(tmp_path / "out", data) == first
+
+
+def test_a_stopped_run_of_data_that_changed_does_not_go_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole", data)
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:2", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="Step 2 of 3"):
+            run(tmp_path / "out", data)
+    before = data.read_text()
+    change(data)
+    with pytest.raises(ConfigError, match=r"stopped at step 2, and data.path changed since"):
+        run(tmp_path / "out", data)
+    data.write_text(before)
+    resumed = run(tmp_path / "out", data)
+    assert resumed["policy_hash"] == whole["policy_hash"]
+
+
+def test_before_the_first_checkpoint_nothing_is_old(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.train.loop._update", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(tmp_path / "out", data)
+    change(data)
+    run(tmp_path / "out", data)
+    run(tmp_path / "out", data)  # finished, of what the file is now
+
+
+REWARD = "def mine(completions):\n    return [float(len(text) % {}) for text in completions]\n"
+
+
+def test_a_reward_mended_after_an_error_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "reward_of_a_stranger.py"
+    file.write_text(REWARD.format(2))
+    job = ["algorithm=grpo", "reward=function", "reward.fn=reward_of_a_stranger.mine"]
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:5", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="Step 5 of 6"):
+            run_small(tmp_path / "out", *job)
+    file.write_text(REWARD.format(30))
+    importlib.invalidate_caches()
+    del sys.modules["reward_of_a_stranger"]
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    run_small(tmp_path / "out", *job)
+    told = map(json.loads, (folder_of(tmp_path / "out") / "warnings.jsonl").open())
+    (message,) = [one["message"] for one in told if one["kind"] == "code_changed"]
+    assert "reward.fn=reward_of_a_stranger.mine changed" in message
+    # Finished, it is a mixture of both: neither's result
+    with pytest.raises(
+        ConfigError, match=r"of what reward\.fn=reward_of_a_stranger\.mine was before"
+    ):
+        run_small(tmp_path / "out", *job)
+
+
+def test_a_sweep_does_not_skip_a_run_of_data_that_changed(data: Path, tmp_path: Path) -> None:
+    run(tmp_path / "out", data)
+    job = words(data, tmp_path / "out")
+    assert check_job(job) == folder_of(tmp_path / "out").resolve()
+    change(data)
+    assert check_job(job) is None  # the job itself then says what is wrong
+
+
+def test_a_damaged_record_is_refused_by_name(data: Path, tmp_path: Path) -> None:
+    first = run(tmp_path / "out", data)
+    known = folder_of(tmp_path / "out") / RECORD
+    assert list(json.loads(known.read_text())["files"]) == ["data.path"]
+    known.write_text(known.read_text()[:-9])
+    with pytest.raises(ConfigError, match=r"inputs\.json is damaged \(JSONDecodeError: .* Delete"):
+        run(tmp_path / "out", data)
+    known.unlink()
+    assert run(tmp_path / "out", data) == first
+
+
+def test_a_folder_is_told_file_by_file(tmp_path: Path) -> None:
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    for name in ("train.jsonl", "test.jsonl", "README.md", ".hidden"):
+        (folder / name).write_text(name)
+    config = structured(compose(["algorithm=grpo", "data=gsm8k", f"data.path={folder}"]))
+    known = record(config)
+    assert list(known["files"]) == ["data.path: test.jsonl", "data.path: train.jsonl"]
+    (tmp_path / RECORD).write_text(json.dumps(known))
+    (folder / "README.md").write_text("a note")
+    (folder / "more.jsonl").write_text("added")
+    (folder / "test.jsonl").unlink()
+    assert altered(tmp_path, config) == {"files": {}, "code": {}}
+    (folder / "train.jsonl").write_text("other")
+    assert list(altered(tmp_path, config)["files"]) == ["data.path: train.jsonl"]
+
+
+def test_a_large_file_is_told_by_its_length_and_by_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    with path.open("wb") as out:
+        out.truncate(WHOLE + 5 * BLOCK)  # sparse: takes no space
+    first = _file_hash(path)
+    for place in (0, WHOLE + 5 * BLOCK - 1, (WHOLE + 4 * BLOCK) * 7 // 15 + 9):
+        with path.open("r+b") as out:
+            out.seek(place)
+            out.write(b"x")
+        assert _file_hash(path) != first
+        with path.open("r+b") as out:
+            out.seek(place)
+            out.write(b"\0")
+        assert _file_hash(path) == first
+    with path.open("r+b") as out:
+        out.truncate(WHOLE + 5 * BLOCK + 1)
+    assert _file_hash(path) != first

@@ -1,0 +1,133 @@
+"""Whether what the settings of a run point at is still what the run was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from zoo.config import ConfigError, RunConfig
+from zoo.instantiate import locate, resolved
+
+RECORD = "inputs.json"  # in a run's folder
+GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
+NOTES = (".md", ".log")  # files of a folder that no run reads
+WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
+BLOCK, SAMPLES = 2**20, 16
+
+Record = dict[str, dict[str, str]]  # "files" and "code": what → hash
+
+
+def record(config: RunConfig) -> Record:
+    """Hashes of the local files that settings name, and of code that is not zoo's own.
+
+    Only what can change behind an unchanged configuration is here: `files` holds one entry for
+    each file ("data.path: train.jsonl"), `code` one for each class and function of the user's.
+    Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
+    """
+    files: dict[str, str] = {}
+    code: dict[str, str] = {}
+    values = resolved(config)
+    for group in GROUPS:
+        for setting, value in _strings(values.get(group), group):
+            key = setting.rsplit(".", 1)[-1]
+            if key in ("_target_", "fn"):
+                code |= _source(setting, value)
+            else:
+                files |= _hashes(setting, key, value)
+    return {"files": files, "code": code}
+
+
+def altered(run_dir: Path, config: RunConfig) -> Record:
+    """What the record in `run_dir` knows otherwise: `files` and `code`, each setting → "old → new".
+
+    Files that are gone, or that were added, are no alteration: whoever needs one says so. A folder
+    without a record knows nothing.
+
+    Raises:
+        ConfigError: the record is damaged.
+    """
+    path = run_dir / RECORD
+    if not path.exists():
+        return {"files": {}, "code": {}}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        old: Record = {kind: dict(known[kind]) for kind in ("files", "code")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Delete it to go on without "
+            "knowing whether the run's data and models are the ones it began with."
+        ) from None
+    new = record(config)
+    return {
+        kind: {
+            what: f"{old[kind][what]} → {hashed}"
+            for what, hashed in new[kind].items()
+            if old[kind].get(what, hashed) != hashed
+        }
+        for kind in old
+    }
+
+
+def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _strings(inner, f"{setting}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _strings(inner, f"{setting}.{index}")
+    elif isinstance(value, str) and value:
+        yield setting, value
+
+
+def _source(setting: str, name: str) -> dict[str, str]:
+    if name.startswith("zoo."):  # the commit in meta.json tells
+        return {}
+    # Code without a source, or whose import fails, is somebody else's error to name.
+    with contextlib.suppress(ConfigError, OSError, TypeError):
+        text = inspect.getsource(locate(name))
+        return {f"{setting}={name}": _short(hashlib.sha256(text.encode()))}
+    return {}
+
+
+def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    # A text that is no path, or a file that nobody may read, is told by its reader.
+    with contextlib.suppress(OSError, ValueError):
+        path = Path(value).expanduser()
+        # A plain word is a folder's name only where a path is asked for: data=gsm8k is none.
+        if path.is_dir() and ("/" in value or key.endswith("path")):
+            for file in sorted(path.iterdir()):
+                if file.is_file() and not file.name.startswith(".") and file.suffix not in NOTES:
+                    found[f"{setting}: {file.name}"] = _file_hash(file)
+        elif path.is_file():
+            found[setting] = _file_hash(path)
+    return found
+
+
+def _file_hash(path: Path) -> str:
+    status = path.stat()
+    return _hash(str(path.resolve()), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _hash(path: str, size: int, stamp: int) -> str:
+    """`stamp` is in the key so that a changed file is read anew; jobs of a sweep share the rest."""
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as source:
+        if size <= WHOLE:
+            digest.update(source.read())
+        else:
+            for index in range(SAMPLES):
+                source.seek((size - BLOCK) * index // (SAMPLES - 1))
+                digest.update(source.read(BLOCK))
+    return _short(digest)
+
+
+def _short(digest: Any) -> str:
+    return digest.hexdigest()[:8]
