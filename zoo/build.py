@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from zoo.algorithms.base import Algorithm, DataKind
+from zoo.allocator import keep_freed_memory
 from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, TooLong, TrainConfig
 from zoo.data.fitting import SHARE, context_of, cut_groups, fitting, fitting_prompts
 from zoo.data.reference_cache import reference_logprobs
@@ -226,7 +227,10 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
     cpu = config.train.device == "cpu"
     leave_at_exit()
-    return Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+    made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+    if made.device.type == "cpu":
+        keep_freed_memory()
+    return made
 
 
 @dataclass

@@ -100,7 +100,7 @@ def test_B100_logits_of_a_large_vocabulary_exist_a_chunk_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # B = 8, T = 1024, V = 151,936, in float32, on tensors that have a shape and no memory
-    monkeypatch.setattr(head, "CHUNK", 1024)
+    monkeypatch.setattr(head, "_chunks", lambda logits: head._pieces(len(logits), 1024))
     with FakeTensorMode():
         states = torch.empty(8 * 1024, 8, requires_grad=True)
         weight = torch.empty(151_936, 8, requires_grad=True)

@@ -64,7 +64,7 @@ def test_B100_chunked_equals_whole_in_value_and_gradient(
     chunk: int,
 ) -> None:
     # 20 rows: blocks of 6 (in two chunks), of 14, or one; the last ones ragged
-    monkeypatch.setattr(head, "CHUNK", chunk)
+    monkeypatch.setattr(head, "_chunks", lambda logits: head._pieces(len(logits), chunk))
     monkeypatch.setattr(head, "BLOCK", 2 * chunk)
     states, weight, offset, targets, direction = inputs(20, 8, 33, dtype, bias)
     leaves = [t for t in (states, weight, offset) if t is not None]
@@ -190,7 +190,7 @@ def test_B100_sizes_of_the_largest_tensor_are_those_of_one_chunk(
     """No tensor made inside the head, forward or backward, exceeds a chunk of logits."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(head, "CHUNK", 4)
+    monkeypatch.setattr(head, "_chunks", lambda logits: head._pieces(len(logits), 4))
     monkeypatch.setattr(head, "BLOCK", 4)
     states, weight, _, targets, direction = inputs(64, 8, 1000, torch.float32, bias=False)
     largest = 0

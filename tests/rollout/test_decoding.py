@@ -313,6 +313,19 @@ def test_a_large_vocabulary_has_the_distribution_of_the_softmax() -> None:
     assert bool(((share - p).abs() < 4 * (p * (1 - p) / 40_000).sqrt()).all())
 
 
+@pytest.mark.parametrize("name", ["tied", "learned positions"])
+def test_the_head_reads_the_last_states_of_the_prompts_side_by_side(name: str) -> None:
+    """Apart, as a slice of all states, torch copies the head's weights once for each prompt."""
+    decoder = engine(Policy(WAYS[name][0]()))
+    head = decoder._model.get_output_embeddings()
+    seen: list[torch.Tensor] = []
+    with head.register_forward_hook(lambda module, given, out: seen.append(given[0])):
+        decoder._prefill(PROMPTS)
+    assert [x.shape[:2] for x in seen] == [(len(PROMPTS), 1)]
+    assert seen[0].is_contiguous()
+    assert not head._forward_pre_hooks
+
+
 @pytest.mark.parametrize("name", ["tied", "untied", "qwen2 with biases"])
 def test_packed_weights_give_the_same_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not lean.packs(torch.zeros(2, 2, dtype=torch.bfloat16)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 BLOCK = 1024  # rows whose logits exist at a time; 1024 × 49,152 in bfloat16 are 96 MiB
 CHUNK = 256  # of them in float32 at a time; 256 × 49,152 are 48 MiB
+CACHED = 4 * 2**20  # bytes in float32 at a time on a CPU: what passes over them find in its cache
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -34,6 +35,13 @@ def _pieces(count: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
 
+def _chunks(logits: Tensor) -> list[slice]:
+    size = CHUNK
+    if logits.device.type == "cpu":
+        size = max(1, CACHED // (4 * logits.shape[1]))
+    return _pieces(logits.shape[0], size)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     """log softmax(head(h))[target]; the logits of more than a block are made again for backward."""
 
@@ -55,7 +63,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         blocks = _pieces(hidden.shape[0], BLOCK)
         for block in blocks:
             raw = torch.nn.functional.linear(hidden[block], weight, bias)
-            for part in _pieces(raw.shape[0], CHUNK):
+            for part in _chunks(raw):
                 piece = slice(block.start + part.start, block.start + part.stop)
                 logits, _ = _scaled(raw[part], scale, softcap)
                 normalizer = logits.logsumexp(-1)
@@ -84,7 +92,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             delta, ctx.kept = ctx.kept, None
             if delta is None:
                 delta = torch.nn.functional.linear(hidden[block], weight, bias)
-            for part in _pieces(delta.shape[0], CHUNK):
+            for part in _chunks(delta):
                 piece = slice(block.start + part.start, block.start + part.stop)
                 raw = delta[part]
                 wide, slope = _scaled(raw, ctx.scale, ctx.softcap)

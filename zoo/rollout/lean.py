@@ -17,7 +17,7 @@ from zoo.rollout.decoding import BlockDecoding, attend
 # Attention then a gated SiLU network, both behind an RMS norm, biases at most in q, k, v
 SHAPES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
-PACK_AFTER = 16  # steps; to pack the weights takes as long as a dozen steps then save
+PACK_AFTER = 4  # steps; to pack the weights takes as long as seven steps then save
 
 
 class LeanDecoding(BlockDecoding):

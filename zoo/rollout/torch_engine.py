@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from zoo.measure.meter import CACHE, mark
@@ -256,12 +257,26 @@ class _Decoder:
             mask[i, width - len(prompt) :] = 1
         mask = mask.to(model.device)
         cache = DynamicCache(config=model.config)
-        out = model(
-            input_ids=ids.to(model.device),
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_argument(model): cache},
-        )
+        with _dense_input(model.get_output_embeddings()):
+            out = model(
+                input_ids=ids.to(model.device),
+                attention_mask=mask,
+                position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+                use_cache=True,
+                logits_to_keep=1,
+                **{cache_argument(model): cache},
+            )
         return out.logits[:, -1], cache, mask
+
+
+@contextmanager
+def _dense_input(head: nn.Module | None) -> Iterator[None]:
+    """The last states of P prompts lie apart, and torch would copy the head's weights P times."""
+    if head is None:
+        yield
+        return
+    hook = head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
