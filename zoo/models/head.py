@@ -38,7 +38,7 @@ def _pieces(count: int, size: int) -> list[slice]:
 def _chunks(logits: Tensor) -> list[slice]:
     size = CHUNK
     if logits.device.type == "cpu":
-        size = max(1, CACHED // (4 * logits.shape[1]))
+        size = min(size, max(1, CACHED // (4 * logits.shape[1])))
     return _pieces(logits.shape[0], size)
 
 
