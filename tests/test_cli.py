@@ -71,6 +71,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("~trian", ["Did you mean ~train?"]),
     ("hydra/launcher=nobody -m seed=0,1", ["hydra/launcher=nobody", "Options:"]),
     # keys
+    ("rollout.top_p=0.9", ["rollout.top_p=0.9", "rollout has: ", "temperature"]),
     ("train.stepz=3", ["train.stepz=3", "Did you mean train.steps=3?"]),
     ("steps=3", ["steps=3", "Did you mean train.steps=3?"]),
     ("lr=1e-4", ["lr=1e-4", "Did you mean train.lr=1e-4?"]),

@@ -329,6 +329,8 @@ def suggest_keys(key: str, keys: Iterable[str]) -> list[str]:
         return [f"{parent}.{one}" for one in near]
     if same := [k for k in keys if k.rsplit(".", 1)[-1] == leaf]:
         return same[:2]
+    if siblings:  # the group is right, and nothing in it is near
+        return []
     if near := nearest(key, keys):
         return near
     leaves: dict[str, list[str]] = {}
