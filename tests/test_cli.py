@@ -1,5 +1,6 @@
 """The command line: forty mistakes and more, help, extension, and what happens when a run fails."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -69,6 +70,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("~data", ["data is not set", "Choose data=NAME"]),
     ("~nothing", ["~nothing", "no nothing to take away"]),
     ("~trian", ["Did you mean ~train?"]),
+    ("~algorithm.clip_eps_high", ["algorithm.clip_eps_high is null", "Leave"]),
     ("hydra/launcher=nobody -m seed=0,1", ["hydra/launcher=nobody", "Options:"]),
     # keys
     ("rollout.top_p=0.9", ["rollout.top_p=0.9", "rollout has: ", "temperature"]),
@@ -78,8 +80,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("+lr=1e-4", ["lr", "0.0001", "Did you mean train.lr?"]),
     ("algorithm.clip_epz=0.3", ["0.3", "Did you mean algorithm.clip_eps=0.3?"]),
     ("+algorithm.clip_epz=0.3", ["0.3", "Did you mean algorithm.clip_eps?"]),
-    ("++algorithm.foo=3", ["algorithm.foo", "3", "algorithm.epochs"]),
-    ("+algorithm.foo=3", ["algorithm.foo", "3", "algorithm.epochs"]),
+    ("++algorithm.foo=3", ["algorithm.foo", "3", "algorithm has: epochs"]),
+    ("+algorithm.foo=3", ["algorithm.foo", "3", "algorithm has: epochs"]),
     ("algorithm.gae_lambda=0.9", ["algorithm.gae_lambda=0.9", "belongs to algorithm=ppo"]),
     ("+train.stop_at.evry=3", ["train.stop_at.evry", "3", "Did you mean train.stop_at.every?"]),
     ("+seed=3", ["+seed=3", "without the +: seed=3"]),
@@ -205,6 +207,24 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
     ("-m seed=interval(0,1)", ["seed=interval(0,1)", "range(start,stop,step)"]),
     ("-m seed=0,1 --jobs none", ["none", "--jobs 2"]),
+    ("-m seed=range(0,2,0)", ["seed=range(0,2,0)", "endlessly many", "Give fewer"]),
+    ("-m seed=range(0,1e9)", ["seed=range(0,1e9)", "1,000,000,000 jobs", "Give fewer"]),
+    ("-m --config-name nobody seed=0,1", ["'nobody'", "In the job: seed=0"]),
+    ("-m name=a train.lr=1e-4,2e-4", ["(train.lr=0.0001 and train.lr=0.0002)", "Leave name=a out"]),
+    # hydra's own
+    ("hydra=null", ["hydra=null", "leave it out"]),
+    ("hydra/launcher=null", ["hydra/launcher=null", "leave it out"]),
+    ("--cfg job hydra.nope=3", ["hydra.nope=3", "zoo --cfg hydra"]),
+    ("--cfg hydra hydra.nope=3", ["hydra.nope=3", "zoo --cfg hydra"]),
+    ("--info foo", ["'foo'", "'searchpath'", "zoo --help"]),
+    ("--cfg job --resolve name=${nowhere}", ["name=${nowhere}", "'nowhere' not found"]),
+    ("--shell-completion", ["got nothing", "install=bash"]),
+    ("-sc query=bash", ["got query=bash", "install=bash"]),
+    ("-sc install=tcsh", ["got install=tcsh", "install=bash"]),
+    ("report x --out=", ["--out", "''"]),
+    # what moved
+    ("reward=function reward.fn=a.b reward.timeout=5", ["reward.timeout", "train.reward_timeout"]),
+    ("reward=function reward.on_error=abstain", ["reward.on_error", "train.reward_on_error"]),
 ]
 
 # Overrides with spaces of their own, which the shell would have kept together.
@@ -283,12 +303,19 @@ def test_mistake_in_a_process_of_its_own_is_the_same_block() -> None:
     assert len(done.stderr.splitlines()) <= MAX_ERROR_LINES
 
 
-def test_only_the_first_of_several_processes_tells(
+def test_other_processes_leave_a_common_mistake_to_the_first_and_tell_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    waited: list[tuple[float, str]] = []
+    # Where the first process fails too, the launcher ends this one while it waits.
+    monkeypatch.setattr(
+        "zoo.cli.time.sleep", lambda seconds: waited.append((seconds, capsys.readouterr().err))
+    )
+    assert main(["algorithm=grppo"]) == 2
+    assert "algorithm=grppo" in capsys.readouterr().err and waited == []
     monkeypatch.setenv("RANK", "1")
     assert main(["algorithm=grppo"]) == 2
-    assert capsys.readouterr().err == ""
+    assert "algorithm=grppo" in capsys.readouterr().err and waited == [(2, "")]
 
 
 def test_long_message_is_cut_to_the_promised_length(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,6 +334,43 @@ def test_broken_yaml_of_a_user_is_named_with_its_line(
     assert main(["--config-dir", "conf", "algorithm=bad"]) == 2
     err = capsys.readouterr().err
     assert "bad.yaml, line 3" in " ".join(err.split()) and len(err.splitlines()) <= MAX_ERROR_LINES
+
+
+# (a file of options, what is in it, what the block must say besides its name)
+BAD_FILES = [
+    ("algorithm/bad.yaml", "# café\na: 1\n".encode("latin-1"), ["not UTF-8"]),
+    ("algorithm/bad.yaml", "a: 1".encode("utf-16"), ["not UTF-8"]),
+    ("algorithm/bad.yaml", b"a: \x00", ["not valid yaml"]),
+    ("algorithm/bad.yaml", b"3\n", ["holds no settings", "int"]),
+    ("algorithm/bad.yaml", b"defaults: grpo\n", ["defaults must be a list", "- NAME"]),
+    ("algorithm/bad.yaml", b"defaults: [bad]\na: 1\n", ["goes round in circles"]),
+    ("algorithm/bad.yaml", b"x: &a [*a]\n", ["goes round in circles"]),
+    ("experiment/bad.yaml", b"train:\n  steps: 1\n", ["`# @package _global_`"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BAD_FILES)
+def test_bad_file_of_a_user_is_named_and_hides_no_other(
+    name: str,
+    content: bytes,
+    words: list[str],
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = elsewhere / "conf" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    group = file.parent.name
+    for flags in ([], ["--cfg", "job"], ["-m"]):
+        assert main([*flags, "--config-dir", "conf", f"{group}=bad", "seed=1"]) == 2
+        err = " ".join(capsys.readouterr().err.split())
+        assert f"{group}/bad" in err and all(word in err for word in words), err
+        assert len(err) < 1000 and "train.lr" not in err
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["--config-dir", "conf", "--help"]) == 0
+    assert main(["algorithms", "--config-dir", "conf"]) == int(group == "algorithm")
+    assert capsys.readouterr().out.count("gae_lambda") >= 1
 
 
 # ------------------------------------------------------------------------ help and display
@@ -402,7 +466,7 @@ def test_flags_may_stand_between_overrides(
 
     seen: list[Any] = []
 
-    def sweep(arguments: list[str], check: Callable[[list[str]], None]) -> int:
+    def sweep(arguments: list[str], check: Callable[[list[str]], None], **_: object) -> int:
         seen.extend(arguments)
         check(["algorithm=ppo", "seed=0"])
         with pytest.raises(ConfigError, match=r"In the job: train\.steps=-1"):
@@ -442,6 +506,54 @@ def test_unexpected_error_leaves_its_traceback_in_the_folder_of_the_run(
     assert str(folder / "error.txt") in " ".join(err.split())
     text = (folder / "error.txt").read_text()
     assert text.startswith("Traceback") and 'raise RuntimeError("the sky fell' in text
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "flags"),
+    [
+        ("on import", "importing leaves failed with SystemExit: 0. Put the call that ends", []),
+        ("on import", "importing leaves failed with SystemExit: 0.", ["-m", "seed=0,1"]),
+        ("when built", "SystemExit", []),
+        ("when built", "SystemExit", ["-m", "seed=0,1"]),
+        ("when checked", "ended the program with exit(0)", ["-m", "seed=0,1"]),
+    ],
+)
+def test_code_that_exits_before_a_run_begins_is_a_mistake_and_never_success(
+    how: str,
+    says: str,
+    flags: list[str],
+    runs: list[RunConfig],
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = "sys.exit(0)" if how == "on import" else ""
+    text = f"""
+        import sys
+        def score(prompts, completions): return [1.0] * len(prompts)
+        class Leaves:
+            def __init__(self, a: "sys.exit(0)" = 0): sys.exit(a)
+            def __call__(self, prompts, completions): ...
+        {last}
+    """
+    (elsewhere / "leaves.py").write_text(textwrap.dedent(text))
+    if how == "when checked":
+        module = importlib.import_module("zoo.build")  # zoo.build is the function as well
+        monkeypatch.setattr(module, "check", lambda config: sys.exit(0))
+    reward = ["reward=function", "reward.fn=leaves.score"]
+    if how == "when built":
+        reward = ["reward=random", "reward._target_=leaves.Leaves", "~reward.seed", "~reward.p"]
+    assert main([*flags, *reward]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert runs == []
+
+
+def test_run_that_ends_by_exit_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.train.run.run", lambda config: sys.exit(0))
+    assert main(["seed=4"]) == 1
+    assert "the run stopped: SystemExit: 0" in " ".join(capsys.readouterr().err.split())
 
 
 def test_traceback_is_printed_where_it_cannot_be_written(
@@ -568,13 +680,43 @@ def test_config_dir_reaches_the_processes_that_a_run_starts(
 ) -> None:
     import zoo.launch
 
-    def sweep(arguments: list[str], check: Callable[[list[str]], None]) -> int:
+    def sweep(arguments: list[str], check: Callable[[list[str]], None], **_: object) -> int:
         assert os.environ[FOLDERS] == str(elsewhere / "options")
         check(["algorithm=mine"])
         return 0
 
     monkeypatch.setattr(zoo.launch, "sweep", sweep)
     assert main(["-m", "--config-dir", "options", "algorithm=mine,grpo"]) == 0
+
+
+@pytest.mark.parametrize("error", ["KeyError('a')", "RuntimeError('b')", "SystemExit(0)"])
+def test_class_that_cannot_be_built_is_named_with_its_line(
+    error: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"raises_{elsewhere.name}"
+    text = f"class Mine:\n    def __init__(self):\n        raise {error}\n"
+    (elsewhere / f"{module}.py").write_text(text)
+    line = f"reward=random reward._target_={module}.Mine ~reward.seed ~reward.p"
+    assert main(line.split()) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"{module}.Mine" in err and error.split("(")[0] in err
+    assert f"{module}.py, line 3" in err
+
+
+@pytest.mark.parametrize("name", ["../../esc", "a/b", "..", 3])
+def test_name_of_a_class_stays_inside_the_output(
+    name: object,
+    stranger: str,
+    runs: list[RunConfig],
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = elsewhere / f"{stranger}.py"
+    file.write_text(file.read_text().replace('ClassVar[str] = "mine"', f"ClassVar = {name!r}"))
+    assert main(["--config-dir", "options", "algorithm=mine"]) == 2
+    assert f"one plain word, got {name!r}" in " ".join(capsys.readouterr().err.split())
+    assert main(["--config-dir", "options", "algorithm=mine", "name=good"]) == 0
+    assert run_dir(runs[0]) == Path("outputs/default/good/seed_0")
 
 
 def test_installed_package_adds_its_options(
@@ -601,13 +743,50 @@ def test_installed_package_adds_its_options(
     assert "'mine'" in capsys.readouterr().err
 
 
-def test_first_found_option_wins_over_a_stranger_s_of_the_same_name(
-    stranger: str, runs: list[RunConfig], elsewhere: Path
+def test_package_that_raises_breaks_only_what_needs_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zoo import doctor
+
+    (elsewhere / "pk" / "sub" / "conf").mkdir(parents=True)
+    (elsewhere / "pk" / "__init__.py").write_text("raise RuntimeError('no luck')\n")
+    info = elsewhere / "pk-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pk\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[zoo.conf]\nlucky = pk.sub:conf\n")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    assert main(["--help"]) == 0
+    assert main(["--cfg", "job"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["algorithm=theirs"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "'lucky'" in err and "RuntimeError: no luck" in err and "pk.sub:conf" in err
+    with pytest.warns(UserWarning, match="experiment=theirs only names the output.*'lucky'"):
+        assert main(["--cfg", "job", "experiment=theirs"]) == 0
+    (found,) = doctor._packages()
+    assert found.mark is doctor.Mark.bad and "'lucky'" in found.detail
+
+
+@pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["-m"]])
+def test_option_of_a_name_that_is_taken_is_refused_where_it_is_chosen(
+    flags: list[str],
+    stranger: str,
+    runs: list[RunConfig],
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = elsewhere / "options" / "algorithm"
     (folder / "mine.yaml").rename(folder / "grpo.yaml")
+    assert main([*flags, "--config-dir", "options", "algorithm=grpo", "seed=0"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    for file in (REPOSITORY / "conf" / "algorithm" / "grpo.yaml", folder / "grpo.yaml"):
+        assert str(file) in err
+    assert runs == []
+    # One that is not chosen, or says the same, is in nobody's way.
+    assert main(["--config-dir", "options", "algorithm=dpo"]) == 0
+    (folder / "grpo.yaml").write_bytes((REPOSITORY / "conf/algorithm/grpo.yaml").read_bytes())
     assert main(["--config-dir", "options", "algorithm=grpo"]) == 0
-    assert type(runs[0].algorithm).__name__ == "GRPO"
+    assert [type(config.algorithm).__name__ for config in runs] == ["DPO", "GRPO"]
 
 
 def test_session_of_a_host_program_is_left_as_it_was(tmp_path: Path) -> None:

@@ -533,3 +533,29 @@ def test_import_loads_no_torch(module: str) -> None:
 
 def test_conf_is_no_package_folder_in_the_source_tree() -> None:
     assert not (Path(structured.__code__.co_filename).parent / "conf").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.temperature=inf", "rollout.temperature must be above 0 (0.001 to 1000), got inf"),
+        ("rollout.temperature=1e-300", "rollout.temperature must be above 0 (0.001 to 1000)"),
+        ("rollout.group_size=999999999999", "rollout.group_size must be at most 65536"),
+        ("train.groups=999999999999", "train.groups must be at most 1048576"),
+        ("evaluate.samples=999999999999", "evaluate.samples must be at most 1048576"),
+        ("train.stop_at.value=nan", "train.stop_at.value must be a share between 0 and 1, got nan"),
+        ("train.stop_at.value=1.5", "train.stop_at.value must be a share between 0 and 1"),
+        ("train.weight_decay=1e308", "train.weight_decay=1e+308 times train.lr=0.002 must be"),
+        ("model.architecture.num_hidden_layers=0", "model.architecture.num_hidden_layers must be"),
+        ("name=' '", "name names a folder of the output and must be one plain word, got ' '"),
+    ],
+)
+def test_number_that_no_run_could_have_is_refused_with_its_key(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        structured(compose(["model=tiny_random", override]))
+    assert words in str(refusal.value)
+
+
+def test_weight_decay_is_held_against_the_critics_learning_rate_too() -> None:
+    with pytest.raises(ConfigError, match=r"times train\.critic_lr=0\.5 must be below 1"):
+        structured(compose(["train.critic_lr=0.5", "train.weight_decay=2"]))

@@ -92,6 +92,36 @@ def test_option_that_cannot_be_built_is_a_finding(
     assert "cannot be built" in shown and "sing" in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "instead", "words"),
+    [
+        (
+            "from zoo.batch import Batch",
+            "import sys; sys.exit(0)",
+            ["cannot be built", "SystemExit"],
+        ),
+        ("sign: float = 1.0", "__post_init__ = lambda self: {}['a']", ["cannot be built", "'a'"]),
+        ("logprobs = models", "raise SystemExit(0)  # ", ["broken: ", "SystemExit: 0"]),
+    ],
+)
+def test_whatever_a_strangers_code_does_is_a_finding_beside_the_others(
+    line: str,
+    instead: str,
+    words: list[str],
+    stranger: Path,
+    quick: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = stranger / "strange.py"
+    file.write_text(file.read_text().replace(line, instead))
+    (stranger / "conf" / "algorithm" / "strange.yaml").write_text("_target_: strange.Strange\n")
+    assert line not in file.read_text()
+    status = main(["doctor", "--algorithms-only", "--config-dir", "conf", "strange", "sft"])
+    shown = capsys.readouterr().out
+    assert status == 1 and "1 of 2 algorithms keep the contract" in shown
+    assert all(word in shown for word in words), shown
+
+
 def test_unknown_algorithm_is_a_mistake_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--algorithms-only", "grop"]) == 2
     shown = capsys.readouterr().err

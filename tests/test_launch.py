@@ -125,6 +125,26 @@ def test_equal_jobs_run_once():
     assert expand(["seed=0,1,0"]) == [["seed=0"], ["seed=1"]]
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["seed=range(0,1e9)"], "1,000,000,000"),
+        (["seed=shuffle(range(0,20000))"], "20,000"),
+        (["lr=range(0.0,1.0,1e-5)"], "100,000"),
+        (["seed=range(0,2,0)"], "endlessly many"),
+        (["lr=range(0.0,2.0,0)"], "endlessly many"),
+        (["seed=range(0,101)", "lr=range(0,100)"], "10,100"),
+    ],
+)
+def test_more_jobs_than_can_be_meant_are_refused_before_they_are_written_out(words, count):
+    with pytest.raises(ConfigError, match=f"makes {count} jobs, more than 10,000"):
+        expand(words)
+
+
+def test_as_many_jobs_as_the_limit_are_expanded():
+    assert len(expand(["seed=range(0,100)", "lr=range(100,0,-1)"])) == 10_000
+
+
 @pytest.mark.parametrize("text", ["lr=interval(0,1)", "algorithm=glob(*)", "seed=range(3,1)"])
 def test_a_sweep_without_a_list_of_values_is_refused(text: str):
     with pytest.raises(ConfigError, match=r"interval|glob|empty range"):
@@ -247,6 +267,14 @@ def test_an_empty_list_and_no_jobs_at_once_are_refused():
         launch([["a=1"]], jobs_at_once=0)
 
 
+def test_a_damaged_run_does_not_end_the_sweep_with_a_traceback(command, tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text("a: [1")
+    assert sweep(["id=a"], command=command) == 0
+    # The line is broken where the window ends
+    assert "a/config.yamlisnotyaml" in "".join(capsys.readouterr().out.split())
+
+
 def test_sweep_refuses_a_number_of_jobs_that_is_none():
     with pytest.raises(ConfigError, match="--jobs"):
         sweep(["--jobs", "many", "seed=0,1"])
@@ -355,6 +383,44 @@ def test_after_sigkill_nothing_is_left_and_the_same_command_finishes(command, tm
         Status.finished,
     ]
     assert len(starts(tmp_path / "a")) == 1 and len(starts(tmp_path / "b")) == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's death signal")
+def test_a_launcher_s_worker_dies_with_the_sweep(tmp_path):
+    program = (
+        "import os, pathlib, sys, time\n"
+        "from zoo.cli import _die_with\n"
+        "parent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    if sys.argv[1] == 'tied': _die_with(parent)\n"
+        "    path = pathlib.Path(sys.argv[2])\n"
+        "    path.with_suffix('.part').write_text(str(os.getpid()))\n"
+        "    path.with_suffix('.part').rename(path)\n"
+        "time.sleep(20)\n"
+    )
+    for how in ("tied", "loose"):
+        file = tmp_path / how
+        process = subprocess.Popen([sys.executable, "-c", program, how, str(file)], cwd=REPOSITORY)
+        wait_for(file)
+        process.kill()
+        process.wait()
+        child = int(file.read_text())
+        deadline = time.time() + (5 if how == "tied" else 0.5)
+        while alive(child) and time.time() < deadline:
+            time.sleep(0.02)
+        assert alive(child) is (how == "loose")
+    os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's death signal")
+def test_a_command_whose_parent_is_gone_does_nothing():
+    for parent, status in ((os.getpid(), 0), (os.getppid(), 1)):
+        environment = {**os.environ, "ZOO_PARENT": str(parent)}
+        command = [sys.executable, "-m", "zoo", "--version"]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode, bool(done.stdout)) == (status, status == 0)
 
 
 def alive(process: int) -> bool:

@@ -16,9 +16,11 @@ def keep_freed_memory() -> bool:
 
     A step on a CPU frees hundreds of megabytes that the next one asks for again. Given back to the
     system in between, each page is mapped and zeroed anew. The peak stays what it was, but a
-    process does not shrink after it. Whoever sets MALLOC_… or GLIBC_TUNABLES has decided already.
+    process does not shrink after it. Whoever sets MALLOC_… or GLIBC_TUNABLES has decided already;
+    ZOO_KEEP_MEMORY=0 is a plain no, for one who wants to see the process's memory fall.
     """
     decided = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    decided = decided or os.environ.get("ZOO_KEEP_MEMORY") == "0"
     if decided or not sys.platform.startswith("linux"):
         return False
     try:

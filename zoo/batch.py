@@ -22,7 +22,7 @@ class Scale:
 
     tokens: int  # tokens under training
     sequences: int  # rows with at least one token under training
-    groups: int
+    groups: int  # groups with at least one token under training
     max_completion_length: int  # a constant of the run (Dr. GRPO's denominator)
 
 
@@ -87,6 +87,12 @@ class Batch:
         return len(self.prompt_ids)
 
     @property
+    def n_trained_groups(self) -> int:
+        """Groups with at least one token under training."""
+        rows = self.completion_mask.any(1).view(self.n_groups, self.group_size)
+        return int(rows.any(1).sum())
+
+    @property
     def device(self) -> torch.device:
         return self.input_ids.device
 
@@ -105,7 +111,7 @@ class Batch:
         return Scale(
             tokens=int(self.completion_mask.sum()),
             sequences=int(self.completion_mask.any(1).sum()),
-            groups=self.n_groups,
+            groups=self.n_trained_groups,
             max_completion_length=max_completion_length,
         )
 

@@ -17,12 +17,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from zoo.algorithms.base import Algorithm, DataKind
+from zoo.algorithms.base import Algorithm, DataKind, checked_state, needs_of
 from zoo.allocator import keep_freed_memory
 from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, TooLong, TrainConfig
 from zoo.data.fitting import SHARE, context_of, cut_groups, fitting, fitting_prompts
+from zoo.data.left_out import heard
+from zoo.data.offered import check_offers, overlap, rows_of, sets_of
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group
+from zoo.data.table import missing_golds
 from zoo.data.tokenize import (
     Truncation,
     decode_completion,
@@ -131,6 +134,7 @@ class Run:
         save_policy(model, self.tokenizer, folder)
 
 
+@heard()  # what data leaves out is among the notes of `build`
 def check(config: RunConfig) -> None:
     """What concerns several groups at once, before any weight loads.
 
@@ -139,8 +143,7 @@ def check(config: RunConfig) -> None:
     """
     check_model_config(config.model)
     algorithm, data, train = config.algorithm, config.data, config.train
-    needs = algorithm.needs
-    offers = set(data.offers)
+    needs, offers = needs_of(algorithm), check_offers(data)
     name = algorithm.name or type(algorithm).__name__
     data_name = type(data).__name__
     reward = _reward(config)
@@ -159,12 +162,12 @@ def check(config: RunConfig) -> None:
             raise ConfigError(
                 f"algorithm={name} reads {kind} and data {data_name} offers prompts without a "
                 "verifier, so nothing could say which sample is better. Set reward=…, or use "
-                f"data that offers {kind}."
+                f"data that offers {kind}.{missing_golds(data)}"
             )
     if needs.data is DataKind.prompts and reward is None:
         raise ConfigError(
             f"data {data_name} has no verifier of its own, so algorithm={name} needs a reward. "
-            "Set reward=…; `zoo --help` lists them."
+            f"Set reward=…; `zoo --help` lists them.{missing_golds(data)}"
         )
     samples = needs.data is DataKind.prompts or kind not in offers
     group_size = config.rollout.group_size
@@ -199,27 +202,33 @@ def check(config: RunConfig) -> None:
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
             "the check while training is a quick greedy one."
         )
-    _check_data(config)
+    _training_rows(config)  # so that a missing file is not found after the weights loaded
     evaluate = config.evaluate
     trains_policy = "policy" in needs.trains
-    sets = data.evaluation_sets() if trains_policy else []
+    sets = sets_of(data) if trains_policy else []
     check_best_metric(evaluate.best_metric, sets, evaluate.pass_k, trains_policy)
 
 
-def _check_data(config: RunConfig) -> None:
-    """Read what the run will read, so that a missing file is not found after the weights loaded."""
+def _training_rows(config: RunConfig) -> list[Any]:
+    """What the run reads of its data: rows of the kind that is needed, or prompts to sample."""
     data, kind = config.data, str(config.algorithm.needs.data)
     wanted = (kind, "pairs", "prompts") if kind in ("pairs", "rankings") else (kind, "prompts")
     offered = next((name for name in wanted if name in set(data.offers)), None)
-    if offered is not None:
-        getattr(data, offered)()
+    limit = config.rollout.max_new_tokens or getattr(data, "max_new_tokens", None)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(
+            f"data {type(data).__name__}: max_new_tokens must be a whole number of at least 1, got "
+            f"{limit!r}: it is how much the model may write. Set rollout.max_new_tokens=256, say."
+        )
+    return [] if offered is None else rows_of(data, offered)
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:
     """Devices and data parallelism; precision stays ours.
 
     Raises:
-        ConfigError: a launcher that was asked for several processes started one.
+        ConfigError: a launcher that was asked for several processes started one, or there is no
+            such device.
     """
     check_launcher()
     check_model_config(config.model)
@@ -228,6 +237,13 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     cpu = config.train.device == "cpu"
     leave_at_exit()
     made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+    wanted = config.train.device
+    if wanted not in ("auto", made.device.type):
+        raise ConfigError(
+            f"train.device={wanted}, but accelerate found {made.device.type}: no such device is "
+            "here, PyTorch was built without it, or ACCELERATE_USE_CPU is set. Use "
+            "train.device=auto, or install a PyTorch for the device (pytorch.org/get-started)."
+        )
     if made.device.type == "cpu":
         keep_freed_memory()
     return made
@@ -331,11 +347,18 @@ def make_evaluator(
 
 
 def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
-    """Load what the algorithm needs, and nothing else.
+    """Load what the algorithm needs, and nothing else; what data leaves out becomes a note.
 
     Raises:
         ConfigError: models, data or tokenizer that do not fit together.
     """
+    with heard() as said:
+        run = _build(config, accelerator, task)
+    run.notes += [("data", " ".join(said))] if said else []
+    return run
+
+
+def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     algorithm = config.algorithm
     needs = algorithm.needs
     device = accelerator.device
@@ -364,7 +387,7 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         load_frozen(device)  # a learned reward: its errors come before the first step
         reward_hash = fingerprint([_reward(config)])
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
-    models.state = algorithm.initial_state()
+    models.state = checked_state(algorithm, algorithm.initial_state(), "initial_state")
     precisions = {config.rollout.dtype, config.model.compute_dtype}
     models.sampler_is_policy = precisions <= {None, config.model.dtype}
     presampled, judged = None, []
@@ -390,6 +413,8 @@ def build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         made = from_policy(model, config.seed, **reading(start.model))
         models.reward_model = made.to(device)
     start.notes += _offload_reference(config, models, device)
+    if "policy" in needs.trains and (told := overlap(_training_rows(config), sets_of(config.data))):
+        start.notes.append(("overlap", told))
     policy: Policy | None = start.policy
     if "policy" in needs.trains:
         evaluator: Any = make_evaluator(config, start, again)
@@ -442,12 +467,7 @@ def _trainables(
     """An optimizer for each trained module, both prepared by accelerate."""
     trainables = {}
     for role in config.algorithm.needs.trains:
-        module = getattr(models, role, None)
-        if module is None:
-            raise ConfigError(
-                f"algorithm={config.algorithm.name} trains {role!r}, but its `needs` load none: "
-                "only a module that is loaded can be trained."
-            )
+        module = getattr(models, role)
         lr = config.train.lr
         if role == "critic" and config.train.critic_lr is not None:
             lr = config.train.critic_lr
@@ -550,7 +570,7 @@ def _critic(config: RunConfig, start: Start) -> Critic:
     source = start.model
     if config.model.critic is not None:
         source = replace(source, path=config.model.critic, architecture=None, recipe=None)
-        model, _ = load_trained(source, config.seed)
+        model, _ = load_trained(source, config.seed, "model.critic")
         _check_reads(config.model.critic, source, model, start.tokenizer)
     elif source.adapter is not None:
         trained_already = is_adapter(source.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -15,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: a run failed; 2: a mistake in the command, told in one short block; 130: Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if parent := os.environ.pop("ZOO_PARENT", ""):  # who waits for this process
+        _die_with(int(parent))
     from zoo.compose import FOLDERS, put_working_directory_on_path
 
     put_working_directory_on_path()
@@ -62,8 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(str(error))
         return 1
     except KeyboardInterrupt as interrupt:
-        detail = f" {interrupt}" if str(interrupt) else ""
-        sys.stderr.write(f"\nInterrupted.{detail} The same command goes on where this one ended.\n")
+        words = ["Interrupted.", *([str(interrupt)] if str(interrupt) else [])]
+        if "resume=" not in words[-1]:  # it says itself how to go on
+            words.append("The same command goes on where this one ended.")
+        sys.stderr.write(f"\n{' '.join(words)}\n")
         return 130
     except BrokenPipeError:  # zoo --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,18 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _may_tell() -> bool:
     """Whether this process of several tells of a mistake, which mostly all of them make.
 
-    Until they have met, the first one does. Later a mistake may be one process's own (a file that
-    its machine lacks): it waits, and where the first one fails too, the launcher ends it meanwhile.
+    The first one does at once. One of another may be its own (a file that its machine lacks): it
+    waits, and where the first one fails too, the launcher ends it meanwhile.
     """
-    if os.environ.get("RANK", "0") == "0":
-        return True
-    if "zoo.distributed" not in sys.modules:
-        return False
-    from zoo.distributed import is_distributed
-
-    if not is_distributed():
-        return False
-    time.sleep(2)
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(2)
     return True
 
 
@@ -108,21 +107,41 @@ def run_composed(cfg: DictConfig) -> dict[str, Any]:
     from zoo.instantiate import run_dir, structured
 
     put_working_directory_on_path()  # a launcher's worker process starts without it
-    config = structured(cfg)
-    folder = run_dir(config)
+    with _exit_is_a_failure():
+        config = structured(cfg)
+        folder = run_dir(config)
     try:
         from zoo.train.run import run
 
         return run(config)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunFailed(_record_failure(error, config, folder)) from error
 
 
-def check_job(overrides: list[str]) -> Path | None:
+@contextmanager
+def _exit_is_a_failure() -> Iterator[None]:
+    """Code that a configuration names may call exit(): zoo would end as if all were well."""
+    try:
+        yield
+    except SystemExit as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]
+        raise ConfigError(
+            f"code that the configuration names ended the program with exit({error.code!r}) (at "
+            f"{own[-1].filename}:{own[-1].lineno}). Let it raise an error, or go on."
+        ) from error
+
+
+def check_job(
+    overrides: list[str],
+    config_name: str = "config",
+    folders: dict[Path, tuple[str, list[str]]] | None = None,
+) -> Path | None:
     """Refuse a job of a sweep that cannot run, before any job starts.
 
+    Args:
+        folders: (configuration's hash, overrides) by folder of the jobs before; this one is added.
     Returns:
         the folder of a job that is finished already, else None.
     Raises:
@@ -130,11 +149,21 @@ def check_job(overrides: list[str]) -> Path | None:
     """
     from zoo.compose import compose
     from zoo.instantiate import config_hash, run_dir, structured
+    from zoo.launch import swept
     from zoo.train.run import finished
 
     try:
-        config = structured(compose(overrides))
+        with _exit_is_a_failure():
+            config = structured(compose(overrides, config_name))
         folder, identity = run_dir(config).resolve(), config_hash(config)
+        this = (identity, overrides)
+        known, first = this if folders is None else folders.setdefault(folder, this)
+        if known != identity:
+            raise ConfigError(
+                f"two jobs ({' and '.join(swept([first, overrides]))}) differ in more than their "
+                f"seeds and share the folder {folder}. Leave name={config.name} out: the default "
+                "tells them apart."
+            )
         # A folder that cannot be used is this job's own failure: the others may run.
         with suppress(ConfigError):
             if finished(folder, identity, config) is not None:
@@ -142,7 +171,8 @@ def check_job(overrides: list[str]) -> Path | None:
         if identity not in _CHECKED:
             from zoo.build import check
 
-            check(config)
+            with _exit_is_a_failure():
+                check(config)
             _CHECKED.add(identity)
     except ConfigError as error:
         raise ConfigError(f"{error}\nIn the job: {' '.join(overrides)}") from error
@@ -186,8 +216,10 @@ def _dispatch(arguments: list[str]) -> int:
     if options.help or not arguments:
         print_help()
         return 0
-    if options.cfg == "job" and options.package not in (None, "_global_"):
-        _check_package(options.package, overrides)
+    if options.shell_completion:
+        _check_completion(overrides)
+    elif options.cfg and not options.multirun:
+        _check_shown(options, overrides)
     if options.shell_completion or options.hydra_help or options.info or options.cfg:
         return _through_hydra(_hydra_arguments(options, overrides))
     if options.multirun:
@@ -274,7 +306,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(*flags, action="store_true")
     parser.add_argument("-c", "--cfg", choices=["job", "hydra", "all"])
     parser.add_argument("-p", "--package")
-    parser.add_argument("-i", "--info", nargs="?", const="all")
+    info = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    parser.add_argument("-i", "--info", nargs="?", const="all", choices=info)
     parser.add_argument("-cd", "--config-dir", action="append", default=[])
     parser.add_argument("-cn", "--config-name")
     parser.add_argument("--jobs")
@@ -301,13 +334,28 @@ def _add_folders(options: argparse.Namespace) -> list[str]:
     return overrides
 
 
-def _check_package(package: str, overrides: list[str]) -> None:
+def _check_completion(overrides: list[str]) -> None:
+    what, _, shell = " ".join(overrides).partition("=")
+    known = what in ("install", "uninstall", "query") and shell in ("bash", "zsh", "fish")
+    if not known or (what == "query" and "COMP_LINE" not in os.environ):
+        raise ConfigError(
+            f"--shell-completion takes install=SHELL or uninstall=SHELL (bash, zsh, fish), got "
+            f"{' '.join(overrides) or 'nothing'}; query=SHELL is the shell's own question. Write "
+            'eval "$(zoo --shell-completion install=bash)".'
+        )
+
+
+def _check_shown(options: argparse.Namespace, overrides: list[str]) -> None:
+    """Refuse to print what a run would refuse: hydra by itself does not see all of it."""
     from omegaconf import OmegaConf
 
     from zoo.compose import compose
     from zoo.instantiate import did_you_mean
 
-    cfg = compose(overrides)
+    cfg = compose(overrides, options.config_name or "config")
+    package = options.package
+    if options.cfg != "job" or package in (None, "_global_"):
+        return
     if OmegaConf.select(cfg, package, throw_on_missing=False) is None:
         near = did_you_mean(package, [str(key) for key in cfg], "--package ")
         raise ConfigError(
@@ -333,6 +381,9 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             "-m runs all combinations of values given by commas, and none are given. Write, for "
             "example, zoo -m algorithm=ppo,grpo seed=0,1,2."
         )
+    from zoo.launch import expand, sweep, swept
+
+    check = partial(check_job, config_name=options.config_name or "config", folders={})
     launchers = [one for one in overrides if one.startswith("hydra/launcher=")]
     if launchers and not launchers[-1].endswith("=basic"):
         if options.jobs is not None:
@@ -340,21 +391,37 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
                 f"--jobs={options.jobs} is for zoo's own launcher; {launchers[-1]} has a setting "
                 f"of its own, as in hydra.launcher.n_jobs={options.jobs}."
             )
+        jobs: list[list[str]] = []
         if not any(one.startswith("hydra/sweeper=") for one in overrides):
-            _check_jobs([one for one in overrides if not one.startswith("hydra")])
-        return _through_hydra(_hydra_arguments(options, overrides))
-    from zoo.launch import sweep
-
-    jobs = [] if options.jobs is None else [f"--jobs={options.jobs}"]
+            jobs = expand([one for one in overrides if not one.startswith("hydra")])
+        for job in jobs:
+            check(job)
+        try:
+            return _through_hydra(_hydra_arguments(options, overrides))
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("joblib", "submitit"):
+                raise
+            labels = zip(jobs, swept(jobs), strict=True)
+            unfinished = [label for job, label in labels if check(job) is None]
+            raise RunFailed(_died(error, launchers[-1], unfinished, len(jobs))) from error
+    command = [sys.executable, "-m", "zoo"]
+    if options.config_name:
+        command.append(f"--config-name={options.config_name}")
+    at_once = [] if options.jobs is None else [f"--jobs={options.jobs}"]
     rest = [one for one in overrides if one not in launchers]
-    return sweep([*jobs, *rest], check=check_job)
+    return sweep([*at_once, *rest], check=check, command=command)
 
 
-def _check_jobs(overrides: list[str]) -> None:
-    from zoo.launch import expand
-
-    for job in expand(overrides):
-        check_job(job)
+def _died(error: Exception, launcher: str, unfinished: list[str], total: int) -> str:
+    """What to do where a launcher lost the process of a job."""
+    named = "; ".join(unfinished[:6]) + ("; …" if len(unfinished) > 6 else "")
+    reason = (str(error).strip() or "no message").splitlines()[0]
+    return (
+        f"{launcher} lost a process that ran a job, and ended: {type(error).__name__}: "
+        f"{reason[:300]}\nWithout a summary: {len(unfinished)} of {total} jobs ({named}).\n"
+        "The same command goes on with them. zoo's own launcher (-m --jobs N) keeps the other jobs "
+        "where one dies."
+    )
 
 
 def _through_hydra(arguments: list[str]) -> int:
@@ -362,6 +429,13 @@ def _through_hydra(arguments: list[str]) -> int:
     import hydra
 
     from zoo.compose import config_dir, fill_in, prepare, register, translated
+
+    launcher = os.getpid()
+
+    def job(cfg: DictConfig) -> dict[str, Any]:
+        if os.getppid() == launcher:  # else this process, or one of another machine
+            _die_with(launcher)
+        return run_composed(cfg)
 
     overrides = [one for one in arguments if not one.startswith("--")]
     old_argv, old_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
@@ -376,7 +450,7 @@ def _through_hydra(arguments: list[str]) -> int:
             decorate = hydra.main(
                 version_base="1.3", config_path=str(config_dir()), config_name="config"
             )
-            decorate(run_composed)()
+            decorate(job)()
     finally:
         sys.argv = old_argv
         if old_setting is None:
@@ -384,6 +458,14 @@ def _through_hydra(arguments: list[str]) -> int:
         else:
             os.environ["HYDRA_FULL_ERROR"] = old_setting
     return 0
+
+
+def _die_with(parent: int) -> None:
+    """Let Linux kill this process when its parent dies, even by SIGKILL."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
 
 
 @contextmanager
@@ -403,14 +485,14 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _record_failure(error: Exception, config: RunConfig, folder: Path) -> str:
+def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> str:
     """Write the traceback into the run folder and say in two lines what happened."""
     text = "".join(traceback.format_exception(error))
     rank = os.environ.get("RANK", "0")
     path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"The traceback is in {path}."
     except OSError as problem:
         sys.stderr.write(text)
@@ -419,6 +501,10 @@ def _record_failure(error: Exception, config: RunConfig, folder: Path) -> str:
     lines = (str(error).strip() or "(no message)").splitlines()
     ours = type(error).__module__.startswith("zoo.")
     message = "\n".join(lines[:6]) if ours else lines[0]
+    if "torch" in sys.modules:
+        from zoo.distributed import without_peer
+
+        message = without_peer(error) or message
     if len(message) > 600:
         message = message[:597] + "…"
     how = "starts anew" if config.resume.name == "never" else "goes on from the last checkpoint"
@@ -540,10 +626,16 @@ def algorithms_main(argv: Sequence[str]) -> int:
     table = Table(show_edge=False)
     for column in ("algorithm=", "what it is", "settings"):
         table.add_column(column, overflow="fold")
+    broken = 0
     with hydra_session(), translated(overrides):
         for option in options("algorithm"):
-            cfg = compose_here([*overrides, f"algorithm={option.name}"])
-            names = ", ".join(str(key) for key in cfg.algorithm if key != "_target_")
+            try:
+                cfg = compose_here([*overrides, f"algorithm={option.name}"])
+                names = ", ".join(
+                    str(key) for key in cfg.get("algorithm") or {} if key != "_target_"
+                )
+            except ConfigError as error:  # the others can be listed all the same
+                names, broken = str(error), 1
             table.add_row(Text(option.name), Text(option.description), Text(names))
     Console(highlight=False).print(table)
-    return 0
+    return broken

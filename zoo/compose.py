@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from zoo.config import ConfigError
-from zoo.instantiate import all_keys, did_you_mean, nearest, suggest_keys
+from zoo.instantiate import ELSEWHERE, all_keys, did_you_mean, nearest, suggest_keys
 
 CONFIG_NAME = "config"
 ENTRY_POINTS = "zoo.conf"  # group in which an installed package names its folder of options
@@ -92,11 +92,33 @@ def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Di
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
             try:
-                return hydra_compose(config_name, overrides=overrides)
+                cfg = hydra_compose(config_name, overrides=overrides, return_hydra_config=True)
             except HydraException:
                 if (filled := fill_in(overrides)) == overrides:
                     raise
-                return hydra_compose(config_name, overrides=filled)
+                cfg = hydra_compose(config_name, overrides=filled, return_hydra_config=True)
+        _check_choices(cfg)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        return cfg
+
+
+def _check_choices(cfg: DictConfig) -> None:
+    """Refuse options of which another of the same name is hidden, and recipes that set nothing."""
+    folders = _folders(cfg.hydra.searchpath)
+    for group, names in cfg.hydra.runtime.choices.items():
+        for name in names if OmegaConf.is_list(names) else [names]:
+            homes = _homes(f"{group}/{name}", folders) if group in GROUPS else []
+            if len({path.read_bytes() for path in homes}) > 1:
+                raise ConfigError(
+                    f"{group}={name} is the name of several options: "
+                    f"{', '.join(map(str, homes))}. Give yours a name of its own."
+                )
+            if group == "experiment" and homes and OmegaConf.is_dict(cfg.get("experiment")):
+                raise ConfigError(
+                    f"{homes[0]} sets nothing of the run: a recipe begins with the line "
+                    f"`# @package _global_`. Add it."
+                )
 
 
 @contextmanager
@@ -143,29 +165,34 @@ def more_folders() -> list[tuple[str, Path]]:
 
 
 def installed_folders() -> list[tuple[str, Path]]:
-    """(name, folder) of every entry point in `zoo.conf`: a package, or package:subfolder.
+    """(name, folder) of every entry point in `zoo.conf`: a package, or package:subfolder."""
+    return [(name, found) for name, found in _installed() if isinstance(found, Path)]
 
-    Raises:
-        ConfigError: an entry point names a folder that does not exist.
-    """
-    found = []
+
+def broken_packages() -> list[str]:
+    """What is wrong with each entry point in `zoo.conf` behind which there is no folder."""
+    return [found for _, found in _installed() if isinstance(found, str)]
+
+
+def _installed() -> Iterator[tuple[str, Path | str]]:
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         package, _, inside = point.value.partition(":")
+        reason, folders = "which is no folder of options", []
         try:
-            spec = importlib.util.find_spec(package)
-        except ImportError:
-            spec = None
-        places = list(spec.submodule_search_locations or []) if spec else []
-        folders = [Path(place) / inside.replace(".", "/") for place in places]
-        folder = next((one for one in folders if one.is_dir()), None)
-        if folder is None:
-            raise ConfigError(
-                f"the installed package behind the entry point {point.name!r} ({ENTRY_POINTS}) "
-                f"names {point.value!r}, which is no folder of options. Correct its entry point, "
-                f"or uninstall it."
-            )
-        found.append((point.name, folder))
-    return found
+            folders = [place / inside.replace(".", "/") for place in _places(package)]
+        except (Exception, SystemExit) as error:  # the package around it runs as it is imported
+            reason = f"which cannot be imported ({type(error).__name__}: {_first_line(error)})"
+        yield (
+            point.name,
+            next((one for one in folders if one.is_dir()), None)
+            or f"the installed package behind the entry point {point.name!r} ({ENTRY_POINTS}) "
+            f"names {point.value!r}, {reason}. Correct its entry point, or uninstall it.",
+        )
+
+
+def _places(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
 
 
 def prepare(overrides: Sequence[str]) -> list[str]:
@@ -203,6 +230,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
             or nearest(str(name), recipes)
         ):
             continue  # a recipe, or a mistake that hydra's message is about
+        for problem in broken_packages():  # it might be a recipe of theirs
+            warnings.warn(f"experiment={name} only names the output: {problem}", stacklevel=1)
         node = {"experiment": str(name)}
         store.store(group="experiment", name=str(name), node=node, package="_global_")
     empty = {f"{group}=null": [f"~{group}"] for group in GROUPS} | {"experiment=null": []}
@@ -253,9 +282,25 @@ def take_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _recipes(searchpath: Sequence[str]) -> set[str]:
-    folders = [config_dir(), *(folder for _, folder in more_folders())]
-    folders += [Path(one.removeprefix("file://")) for one in searchpath if "pkg://" not in one]
+    folders = _folders(searchpath)
     return {path.stem for folder in folders for path in folder.glob("experiment/*.yaml")}
+
+
+def _folders(searchpath: Sequence[str] = ()) -> list[Path]:
+    """Where options lie, in the order of the search; `searchpath` is hydra's own setting."""
+    folders = [config_dir(), *(folder for _, folder in more_folders())]
+    for one in searchpath:
+        if one.startswith("pkg://"):
+            folders += _places(one.removeprefix("pkg://"))
+        else:
+            folders.append(Path(one.removeprefix("file://")))
+    return folders
+
+
+def _homes(config: str, folders: Sequence[Path]) -> list[Path]:
+    """The files that hold this option, the one that hydra takes first."""
+    paths = [folder / f"{config}.yaml" for folder in folders]
+    return [path for path in paths if path.is_file()]
 
 
 def _check_folder(folder: str) -> None:
@@ -293,24 +338,16 @@ def _as_list(override: Override) -> list[Any]:
 def options(group: str) -> list[Option]:
     """All choices of a group, in an open `hydra_session`; the folders on the path are searched."""
     loader = GlobalHydra.instance().config_loader()
-    found = []
+    found, folders = [], _folders()
     for name in loader.get_group_options(group, ObjectType.CONFIG):
-        file = _file(f"{group}/{name}")
-        found.append(Option(group, name, _description(file) if file else ""))
+        files = _homes(f"{group}/{name}", folders)
+        found.append(Option(group, name, _description(files[0]) if files else ""))
     return found
 
 
-def _file(config: str) -> Path | None:
-    for source in GlobalHydra.instance().config_loader().get_sources():
-        if source.scheme() == "file":
-            path = Path(source.path) / f"{config}.yaml"
-            if path.is_file():
-                return path
-    return None
-
-
 def _description(path: Path) -> str:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # A file that is no text is told of where it is chosen: the others can be listed all the same.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             break
         text = line.lstrip("# ").strip()
@@ -334,6 +371,12 @@ def translated(overrides: Sequence[str]) -> Iterator[None]:
     except (ValueError, OSError) as error:
         # Of hydra's own: a group override that is no text, a file that cannot be read.
         raise ConfigError(_explain_other(error, overrides)) from error
+    except RecursionError as error:
+        file = _first_bad(overrides, _is_endless)
+        raise ConfigError(
+            f"{file or 'an option'} goes round in circles: its `defaults` name the file itself, or "
+            "a yaml anchor (&a) holds itself (*a). Take that line out."
+        ) from error
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
@@ -355,8 +398,10 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
             f"{given.lstrip('+')}."
         )
     if match := re.match(r"Could not delete (?:from config. )?'([^']+)'", text):
-        key = match[1].split("=")[0]
-        near = suggest_keys(key, _known_keys(overrides))
+        key, known = match[1].split("=")[0], _known_keys(overrides)
+        if key in known:
+            return f"~{key}: {key} is null, so there is nothing to take away. Leave ~{key} out."
+        near = suggest_keys(key, known)
         hint = f" Did you mean ~{near[0]}?" if near else ""
         return f"~{key}: there is no {key} to take away.{hint} See `zoo --cfg job`."
     if match := re.match(r"Ambiguous value for argument '(.+?)'\n", text):
@@ -380,8 +425,12 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
             f"it, or another kind; see it with `zoo --cfg job --package {parent.split('.')[0]}`."
         )
     if isinstance(error, OmegaConfBaseException):
-        key = getattr(error, "full_key", "") or "the configuration"
-        return f"{key}: {_first_line(error)}. Correct the value of {key}."
+        key = getattr(error, "full_key", "")
+        if not key:  # of the whole: the override that asks for it is known by its ${…}
+            asked = re.search(r"'([^']+)'", text)
+            wanted = "${" + (asked[1] if asked else "")
+            key = next((one for one in overrides if wanted in one), "the configuration")
+        return f"{key}: {_first_line(error)}. Correct the value of {key.split('=')[0]}."
     lines = [line.strip() for line in text.splitlines() if line.strip()][:4]
     cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
     return (
@@ -399,7 +448,58 @@ def _explain_other(error: Exception, overrides: Sequence[str]) -> str:
             group = given.split("=")[0].lstrip("+~")
             if group in GROUPS and _option_of(given) is None:
                 return f"{given}: {group} is chosen by the name of an option. {_choices(group)}"
+            if group.split("/")[0] == "hydra":
+                return f"{given}: leave it out. Single settings are hydra.NAME=VALUE."
+    if isinstance(error, UnicodeDecodeError):
+        file = _first_bad(overrides, _is_no_text)
+        return f"{file or 'an option'} is not UTF-8: {text}. Save it as UTF-8."
+    if text.startswith("Invalid loaded object type"):
+        file = _first_bad(overrides, _is_no_mapping)
+        return f"{file or 'an option'} holds no settings (KEY: VALUE, one a line). {text}."
+    if text.startswith("Invalid defaults list"):
+        return f"{text}. Write `defaults:` and below it one `- NAME` a line."
+    if text.startswith("n_jobs"):
+        return f"hydra.launcher.n_jobs: {text}. Try hydra.launcher.n_jobs=2; -1 takes all cores."
     return f"{text}. Given: {' '.join(overrides)}"
+
+
+def _first_bad(overrides: Sequence[str], is_bad: Callable[[Path], bool]) -> Path | None:
+    """The first file of options that do not come with zoo that is bad; chosen ones come first."""
+    paths = [
+        path
+        for _, folder in more_folders()
+        for group in GROUPS
+        for path in folder.glob(f"{group}/**/*.yaml")
+    ]
+    paths.sort(key=lambda path: f"{path.parent.name}={path.stem}" not in overrides)
+    return next((path for path in paths if path.is_file() and is_bad(path)), None)
+
+
+def _is_no_text(path: Path) -> bool:
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _is_no_mapping(path: Path) -> bool:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return False
+    return found is not None and not isinstance(found, dict)
+
+
+def _is_endless(path: Path) -> bool:
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except RecursionError:
+        return True
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, OSError):
+        return False
+    listed = values.get("defaults") if isinstance(values, dict) else None
+    return isinstance(listed, list) and path.stem in listed
 
 
 def _option_of(override: str) -> str | None:
@@ -459,6 +559,8 @@ def _explain_missing(error: MissingConfigException) -> str:
     names = list(error.options or [])
     near = did_you_mean(name, names, f"{group}=")
     listed = f" Options: {', '.join(names)}." if names else f" The group {group} has no options."
+    if group in GROUPS:
+        listed += "".join(f" But {problem}" for problem in broken_packages())
     if group == "hydra/launcher" and name in ("joblib", "submitit_local", "submitit_slurm"):
         near, inside = " It comes with an extra: pip install 'zoo-rl[sweep]'.", ""
     return f"there is no option {group}={name}{inside}.{near}{listed}"
@@ -466,10 +568,8 @@ def _explain_missing(error: MissingConfigException) -> str:
 
 def _explain_yaml(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    place = f"{Path(mark.name).name or mark.name}, line {mark.line + 1}" if mark else "a yaml file"
-    if mark:
-        place = f"{mark.name}, line {mark.line + 1}"
-    problem = getattr(error, "problem", None) or _first_line(error)
+    place = f"{mark.name}, line {mark.line + 1}" if mark else getattr(error, "name", "a yaml file")
+    problem = getattr(error, "problem", None) or getattr(error, "reason", _first_line(error))
     return f"{place} is not valid yaml: {problem}. Correct that line."
 
 
@@ -477,6 +577,8 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     given = _find(key, overrides)
     sign, value = "", given.partition("=")[2]
     group, _, leaf = key.partition(".")
+    if group == "hydra":
+        return f"there is no setting {key} of hydra (given: {given}). See `zoo --cfg hydra`."
     if key in GROUPS:  # hydra takes a value that is no word for one of a setting
         return f"{given}: {key} is chosen by the name of an option. {_choices(key)}"
     keys = [one for one in _known_keys(overrides) if one != key]
@@ -485,7 +587,7 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
         near = group_near
     text = f"there is no setting {key} (given: {given})."
     owners = [o.name for o in _options_quietly(group) if leaf and _has(o, leaf)]
-    if owners:
+    if owners and ELSEWHERE.get(leaf) not in near:
         return f"{text} It belongs to {' and '.join(f'{group}={one}' for one in owners[:4])}." + (
             f" Here {group} has: {_settings(group, keys)}." if _settings(group, keys) else ""
         )
@@ -502,12 +604,12 @@ def _settings(group: str, keys: Sequence[str]) -> str:
 
 
 def _has(option: Option, leaf: str) -> bool:
-    file = _file(f"{option.group}/{option.name}")
-    if file is None:
+    files = _homes(f"{option.group}/{option.name}", _folders())
+    if not files:
         return False
     try:
-        values = OmegaConf.to_container(OmegaConf.load(file))
-    except (OmegaConfBaseException, yaml.YAMLError, OSError):
+        values = OmegaConf.to_container(OmegaConf.load(files[0]))
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError):
         return False
     return isinstance(values, dict) and leaf in values
 
@@ -548,7 +650,7 @@ def _chosen(overrides: Sequence[str]) -> dict[str, Any]:
             values = OmegaConf.to_container(cfg, resolve=False)
             if isinstance(values, dict):
                 return {str(key): value for key, value in values.items()}
-        except (HydraException, OmegaConfBaseException, ValueError, OSError):
+        except (HydraException, OmegaConfBaseException, ValueError, OSError, RecursionError):
             continue
     return {}
 

@@ -149,7 +149,7 @@ def _clause(name: str, check: Callable[[_Contract], str | None], contract: _Cont
         return Clause(name, True, str(reason), skipped=True)
     except _BrokenError as reason:
         return Clause(name, False, str(reason))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Whatever a stranger's code raises is a finding, not a crash of the checker.
         where = _place(error, type(contract.algorithm).__module__)
         return Clause(name, False, f"{type(error).__name__}: {str(error)[:200]}{where}")
@@ -906,7 +906,7 @@ def _rank(folder: str, rank: int) -> None:
                 setattr(later, role, module)
             # A module's gradients are complete after the backward of the step's last micro-batch.
             found.append(one_step(algorithm, prepared, later, 60))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found.append(f"{type(error).__name__}: {error}")
     if rank == 0:
         torch.save(found, Path(folder) / "result.pt")

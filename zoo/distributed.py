@@ -61,6 +61,17 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def without_peer(error: BaseException) -> str:
+    """What to say where an error means that another process is gone; "" for any other error."""
+    words = ("gloo/transport", "by peer", "NCCL communicator was aborted")
+    if not isinstance(error, RuntimeError) or not any(word in str(error) for word in words):
+        return ""
+    return (
+        "another process ended first, by an error or killed. Read its error.txt or error.rankN.txt "
+        "in the same folder; there is none where it was killed, as by a lack of memory."
+    )
+
+
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 

@@ -116,7 +116,7 @@ def installed_algorithms(names: Sequence[str] = ()) -> dict[str, Any]:
                 )
         for name in names or there:
             try:
-                node = compose_here([f"algorithm={name}"]).algorithm
+                node = compose_here([f"algorithm={name}"]).get("algorithm")
                 found[name] = build(node, "algorithm")
             except ConfigError as error:
                 found[name] = error
@@ -185,6 +185,7 @@ def installation() -> Iterator[Finding]:
         _wandb,
         _sandbox,
         _extras,
+        _packages,
     ):
         try:
             yield from check()
@@ -380,6 +381,16 @@ def _extras() -> Iterator[Finding]:
         yield Finding("extras", Mark.good, ", ".join(here))
     for line in absent:
         yield Finding("extras", Mark.note, f"without {line}")
+
+
+def _packages() -> Iterator[Finding]:
+    from zoo.compose import broken_packages, installed_folders
+
+    if found := installed_folders():
+        shown = ", ".join(f"{name} in {folder}" for name, folder in found)
+        yield Finding("packages", Mark.good, shown)
+    for problem in broken_packages():
+        yield Finding("packages", Mark.bad, problem)
 
 
 def _has(module: str) -> bool:

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import math
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,7 +66,12 @@ ELSEWHERE = {
     "output_dir": "output",
     "run_name": "name",
     "report_to": "measure.wandb",
+    # of reward=function once, now of any reward
+    "timeout": "train.reward_timeout",
+    "on_error": "train.reward_on_error",
 }
+
+MANY = 2**20  # more groups or samples than any machine holds at a time
 
 # What a class must have to stand in a group; the full contract is zoo.testing's business.
 _VERBS = {"algorithm": ("needs", "losses"), "data": ("offers",), "reward": ("__call__",)}
@@ -88,8 +94,8 @@ def build(node: Any, group: str) -> Any:
         node: a mapping with `_target_`, or an instance.
         group: dotted name of the node, for messages: "algorithm", "reward", ….
     Raises:
-        ConfigError: no or an unknown `_target_`, unknown or missing keys, wrong types, or a
-            ValueError, TypeError or OSError of the class itself, with the name of the group.
+        ConfigError: no or an unknown `_target_`, unknown or missing keys, wrong types, or an
+            error of the class itself, with the name of the group.
     """
     if isinstance(node, DictConfig):
         node = plain(node)
@@ -117,6 +123,12 @@ def build(node: Any, group: str) -> Any:
         raise
     except (ValueError, TypeError, OSError, ImportError) as error:
         raise ConfigError(_prefixed(str(error) or type(error).__name__, group)) from error
+    except (Exception, SystemExit) as error:  # a mistake in the class rather than in its settings
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{group}._target_={target}: building it failed with {type(error).__name__}: "
+            f"{_first_line(error)} ({place.filename}, line {place.lineno}). Correct the class."
+        ) from error
     for verb in _VERBS.get(group, ()):
         if not hasattr(type(instance), verb):
             raise ConfigError(
@@ -200,7 +212,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError(_range("seed", config.seed, "between 0 and 2³² − 1", "seed=0"))
     for key in ("experiment", "name"):
         value = getattr(config, key)
-        if value is not None and (not value or value in (".", "..") or set(value) & set("/\\\0\n")):
+        if value is not None and not _names_a_folder(value):
             raise ConfigError(
                 f"{key} names a folder of the output and must be one plain word, got "
                 f"{value!r}. Try {key}=trial; the folder above is output={config.output}."
@@ -240,6 +252,11 @@ def run_name(config: RunConfig) -> str:
         return config.name
     algorithm = build(config.algorithm, "algorithm")
     label = getattr(algorithm, "name", "") or type(algorithm).__name__.lower()
+    if not isinstance(label, str) or not _names_a_folder(label):
+        raise ConfigError(
+            f"the name of {type(algorithm).__name__} is part of a folder of the output and must be "
+            f"one plain word, got {label!r}. Correct the attribute `name` of the class."
+        )
     return f"{label}-{config_hash(config)}"
 
 
@@ -272,10 +289,13 @@ def locate(path: str, where: str = "_target_") -> Any:
                 f"{where}={path}: the module {name} needs the package {missing!r}, which is not "
                 f"installed. Install it (pip install {missing.split('.')[0]})."
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            how = f"Run `python -c 'import {name}'` to see where."
+            if isinstance(error, SystemExit):
+                how = "Put the call that ends the program under `if __name__ == '__main__':`."
             raise ConfigError(
                 f"{where}={path}: importing {name} failed with {type(error).__name__}: "
-                f"{_first_line(error)}. Run `python -c 'import {name}'` to see where."
+                f"{_first_line(error)}. {how}"
             ) from error
         for index, part in enumerate(parts[cut:], cut):
             if not hasattr(found, part):
@@ -626,7 +646,7 @@ def _parameters(factory: Any) -> dict[str, inspect.Parameter]:
 def _hints(owner: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(owner, include_extras=True)
-    except Exception:
+    except (Exception, SystemExit):
         # A name that exists for type checkers only: the other annotations are still good.
         hints: dict[str, Any] = {}
         chain = owner.__mro__[::-1] if isinstance(owner, type) else (owner,)
@@ -635,7 +655,7 @@ def _hints(owner: Any) -> dict[str, Any]:
             for name, text in getattr(link, "__annotations__", {}).items():
                 try:
                     hints[name] = eval(text, scope) if isinstance(text, str) else text
-                except Exception:
+                except (Exception, SystemExit):
                     hints[name] = Any
         return hints
 
@@ -657,6 +677,13 @@ def _check_model(config: RunConfig) -> None:
             f"{found}: it says where the policy starts. For any model of a hub or a folder use "
             f"model=hub model.path=NAME; else set the others to null, as in model.recipe=null."
         )
+    for key, value in (model.architecture or {}).items():
+        count = isinstance(value, int) and not isinstance(value, bool) and key.startswith("num_")
+        if count and value < 1:
+            raise ConfigError(
+                f"model.architecture.{key} must be at least 1, got {value}: a model without them "
+                f"computes nothing. Try model.architecture.{key}=2."
+            )
     dtypes = ("float32", "bfloat16", "float16", "float64")
     if model.dtype not in dtypes:
         raise ConfigError(
@@ -703,6 +730,24 @@ def _check_train(train: TrainConfig) -> None:
         raise ConfigError(
             _range("train.betas", train.betas, "two numbers in [0, 1)", "train.betas=[0.9,0.95]")
         )
+    if train.groups > MANY:
+        raise ConfigError(
+            _range("train.groups", train.groups, f"at most {MANY}", "train.groups=16")
+        )
+    for key in ("lr", "critic_lr"):
+        if (getattr(train, key) or 0) * train.weight_decay >= 1:
+            raise ConfigError(
+                f"train.weight_decay={train.weight_decay:g} times train.{key}="
+                f"{getattr(train, key):g} must be below 1: it is the share of a weight that an "
+                "update takes away. Try train.weight_decay=0.01."
+            )
+    value = train.stop_at.value
+    if not 0 <= value <= 1:
+        raise ConfigError(
+            _range(
+                "train.stop_at.value", value, "a share between 0 and 1", "train.stop_at.value=0.5"
+            )
+        )
     stop = {"problems": 1, "every": 1, "decay_steps": 0}
     _at_least("train.stop_at", train.stop_at, stop, defaults.stop_at)
 
@@ -712,6 +757,10 @@ def _check_evaluate_and_measure(config: RunConfig) -> None:
     fresh = RunConfig()
     lows = {"every": 0, "problems": 1, "samples": 0, "texts_written": 0}
     _at_least("evaluate", evaluate, lows, fresh.evaluate)
+    if evaluate.samples > MANY:
+        raise ConfigError(
+            _range("evaluate.samples", evaluate.samples, f"at most {MANY}", "evaluate.samples=4")
+        )
     for k in evaluate.pass_k:
         if k < 1 or k > evaluate.samples > 0:
             raise ConfigError(
@@ -768,6 +817,11 @@ def _unknown(key: str, value: Any, group: str, owner: str, known: list[str]) -> 
     else:
         text += f" A run has: {', '.join(_parameters(RunConfig))}."
     return text
+
+
+def _names_a_folder(word: str) -> bool:
+    plain_word = word not in ("", ".", "..") and word == word.strip()
+    return plain_word and not set(word) & set("/\\\0\n")
 
 
 def _prefixed(message: str, group: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shlex
 import signal
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 from hydra.errors import HydraException
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +35,7 @@ from zoo.config import ConfigError
 
 RUN_DIR_FILE = "ZOO_RUN_DIR_FILE"  # a job writes the path of its run folder into this file
 TAIL_LINES = 60  # of a failed job's output that are kept
+MAX_JOBS = 10_000  # of a sweep
 REFUSED = 2  # exit status of a job whose configuration was refused
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a job that was asked to end
 
@@ -99,7 +101,8 @@ def expand(overrides: Iterable[str]) -> list[list[str]]:
     does not split. Equal jobs are run once.
 
     Raises:
-        ConfigError: not hydra's grammar, or a sweep without a finite list of values.
+        ConfigError: not hydra's grammar, a sweep without a finite list of values, or one of more
+            than 10,000 jobs.
     """
     parser = OverridesParser.create()
     choices: list[list[str]] = []
@@ -113,8 +116,13 @@ def expand(overrides: Iterable[str]) -> list[list[str]]:
                 "Write key=value; quote values with special characters, as in \"name='a,b'\"."
             ) from None
         choices.append(_values(text, override))
-    jobs = [list(job) for job in itertools.product(*choices)]
-    return [job for index, job in enumerate(jobs) if job not in jobs[:index]]
+    if (total := math.prod(map(len, choices))) > MAX_JOBS:
+        raise ConfigError(_too_many("the sweep", f"{total:,}"))
+    return [list(job) for job in dict.fromkeys(itertools.product(*choices))]
+
+
+def _too_many(what: str, count: str) -> str:
+    return f"{what} makes {count} jobs, more than {MAX_JOBS:,}. Give fewer values."
 
 
 def _values(text: str, override: Override) -> list[str]:
@@ -125,6 +133,11 @@ def _values(text: str, override: Override) -> list[str]:
             f"{text!r} has no list of values to run through. "
             "Write them out (a,b,c), or use choice(a,b,c) or range(start,stop,step)."
         )
+    span = override.value()
+    if isinstance(span, RangeSweep) and span.start is not None and span.stop is not None:
+        count = (span.stop - span.start) / span.step if span.step else math.inf
+        if not count <= MAX_JOBS:  # counted first: it would take minutes to write them out
+            raise ConfigError(_too_many(text, f"{count:,.0f}".replace("inf", "endlessly many")))
     key = override.get_key_element()
     values = [f"{key}={value}" for value in override.sweep_string_iterator()]
     if not values:
@@ -182,19 +195,34 @@ def launch(
     ).run()
 
 
-def sweep(arguments: Sequence[str], check: Callable[[list[str]], Path | None] | None = None) -> int:
-    """`zoo -m [--jobs N] overrides…`: expand, launch, print the comparison; the exit status."""
+def sweep(
+    arguments: Sequence[str],
+    check: Callable[[list[str]], Path | None] | None = None,
+    command: Sequence[str] | None = None,
+) -> int:
+    """`zoo -m [--jobs N] overrides…`: expand, launch, print the comparison; the exit status.
+
+    `check` and `command` are those of `launch`.
+    """
     overrides, jobs_at_once = _take_jobs_option(list(arguments))
     console = Console()
     jobs = expand(overrides)
     result = launch(
-        jobs, labels=swept(jobs), jobs_at_once=jobs_at_once, check=check, console=console
+        jobs,
+        labels=swept(jobs),
+        command=command,
+        jobs_at_once=jobs_at_once,
+        check=check,
+        console=console,
     )
     # Imported late: a sweep that is refused should not wait for scipy.
     from zoo.report.runs import arms_of, read_runs
     from zoo.report.tables import print_comparison
 
-    runs = read_runs(result.folders)
+    damaged: dict[Path, str] = {}
+    runs = read_runs(result.folders, damaged)
+    for reason in damaged.values():
+        console.print(Text(reason, style="red"))
     if any(run.evaluations for run in runs):
         print_comparison(arms_of(runs), console)
     return result.exit_status

@@ -223,14 +223,13 @@ def _ppo(
     )
     ids = [tokenizer(row["prompt"])["input_ids"] for row in rows]
     repeated = [{"input_ids": each} for each in ids for _ in range(spec["group_size"])]
-    micro = common["per_device_train_batch_size"]
     config = PPOConfig(
         **common,
         total_episodes=1000 * spec["rows_a_step"],
         num_ppo_epochs=1,
         num_mini_batches=1,
         response_length=spec["new_tokens"],
-        local_rollout_forward_batch_size=micro,
+        local_rollout_forward_batch_size=64,  # TRL's own default: rollouts need no small ones
         temperature=1.0,
         kl_coef=0.05,
         stop_token=None if spec.get("endless") else "eos",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import yaml
 
 from tests.train.modules import ScriptedCritic, ScriptedPolicy, captured, rows
 from tests.train.test_update import scripted, step
-from zoo.algorithms.base import Algorithm
+from zoo.algorithms.base import Algorithm, DataKind, Needs, checked_state, needs_of
 from zoo.algorithms.cispo import CISPO
 from zoo.algorithms.dapo import DAPO
 from zoo.algorithms.dpo import DPO, PairLoss
@@ -20,6 +21,7 @@ from zoo.algorithms.ppo import PPO, Truncation
 from zoo.algorithms.reinforce_pp import ReinforcePP
 from zoo.algorithms.rloo import RLOO
 from zoo.batch import Batch
+from zoo.build import check
 from zoo.compose import compose, config_dir
 from zoo.config import ConfigError
 from zoo.functional import Average, KLEstimator
@@ -245,3 +247,62 @@ def test_choice_given_by_name_is_its_member() -> None:
 def test_wrong_name_or_number_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- an algorithm of somebody else ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asks(Algorithm):
+    """Needs what a function says."""
+
+    make: Any = None
+    name: ClassVar[str] = "mine"
+
+    @property
+    def needs(self) -> Any:
+        return self.make()
+
+
+def test_needs_take_a_kind_by_its_name() -> None:
+    assert needs_of(Asks(make=lambda: Needs("prompts"))).data is DataKind.prompts  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda: None, "must be a property that returns Needs(…), got None"),
+        (lambda: {"data": "prompts"}, "got {'data': 'prompts'}"),
+        (lambda: Needs("promptz"), "needs.data must be one of prompts, "),
+        (lambda: Needs("pairs", trains="policy"), "needs.trains must be a tuple of modules"),
+        (lambda: Needs("pairs", trains=()), "needs.trains must be a tuple of modules"),
+        (lambda: Needs("pairs", trains=("polizy",)), "got ('polizy',)"),
+        (lambda: Needs("pairs", trains=("policy", "critic")), "Return Needs(critic=True) too"),
+        (lambda: Needs("pairs", trains=("reference",)), "trains 'reference'"),
+        (lambda: Needs("prompts", min_group_size=0), "needs.min_group_size must be a whole"),
+        (lambda: Needs("prompts", min_group_size="2"), "needs.min_group_size must be a whole"),
+    ],
+)
+def test_needs_that_cannot_be_are_refused_before_anything_loads(made: Any, found: str) -> None:
+    config = replace(structured(compose([])), algorithm=Asks(make=made))
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert str(caught.value).startswith("algorithm=mine") and found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, [0.1], {"a": "b"}, {"a": math.nan}, {"a": math.inf}, {"a": torch.ones(3)}, {3: 0.1}],
+)
+def test_state_is_finite_numbers_by_name(state: Any) -> None:
+    for verb in ("initial_state", "next_state"):
+        with pytest.raises(ConfigError) as caught:
+            checked_state(GRPO(), state, verb)
+        assert f"algorithm=grpo: {verb} must return finite numbers by name" in str(caught.value)
+    assert checked_state(GRPO(), {"kl_coef": 0.1, "n": 3}, "next_state") == {"kl_coef": 0.1, "n": 3}
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0])
+def test_a_critic_is_not_trained_away_from_its_returns(value: float) -> None:
+    with pytest.raises(ValueError, match=r"algorithm.value_coef must be above 0, got"):
+        PPO(value_coef=value)

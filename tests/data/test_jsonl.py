@@ -3,16 +3,22 @@
 import contextlib
 import gzip
 import json
+import os
 import random
 import warnings
+from datetime import date
+from decimal import Decimal
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from zoo.build import check
+from zoo.compose import compose
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.rows import Kind
+from zoo.instantiate import structured
 
 CUT_OFF = gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40]  # no time of day in a test's id
 
@@ -120,10 +126,14 @@ def test_unknown_column_name_says_did_you_mean(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("b.jsonl", r"no file .*Did you mean .*ab.jsonl"), ("", "is a folder"), ("x/y", "folder")],
+    [
+        *(("b.jsonl", r"no file .*Did you mean .*ab.jsonl"), ("", "is a folder")),
+        *(("x/y", "folder"), ("pipe", "pipe is no regular file")),
+    ],
 )
 def test_missing_file(tmp_path, name, says):
     write(tmp_path / "ab.jsonl", questions(3))
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=says):
         JSONL(path=f"{tmp_path}/{name}").prompts()
 
@@ -150,6 +160,17 @@ def test_duplicates_are_reported_and_left_out(tmp_path):
     path = write(tmp_path / "a.jsonl", [*questions(5), *questions(2)])
     with pytest.warns(UserWarning, match="left out 2 rows that repeat"):
         assert len(JSONL(path=path, heldout=0.0).prompts()) == 5
+
+
+def test_duplicates_that_contradict_are_counted_and_named(tmp_path):
+    rows = [*questions(3), *questions(1), {**questions(2)[1], "answer": 77}]
+    with pytest.warns(UserWarning) as caught:
+        prompts = JSONL(path=write(tmp_path / "a.jsonl", rows), heldout=0.0).prompts()
+    assert [prompt.columns["answer"] for prompt in prompts] == ["1", "2", "3"]
+    assert str(caught[0].message) == (
+        "a.jsonl: left out 2 rows that repeat an earlier one, 1 of them with another answer "
+        "(a.jsonl:5 says '77' and a.jsonl:2 '2')."
+    )
 
 
 def test_heldout_share_is_split_by_content(tmp_path):
@@ -208,6 +229,16 @@ def test_examples_pairs_and_labelled(tmp_path):
         ("rankings", {"scores": [1]}, "a list of 2 numbers"),
         ("rankings", {"scores": [1, True]}, "scores must be numbers"),
         ("rankings", {"scores": [2, 2.0]}, "all scores are equal"),
+        ("rankings", {"scores": None, "ranks": [1, 1]}, "all ranks are equal"),
+        ("rankings", {"scores": None, "ranks": [1]}, "ranks must be a list of 2 numbers"),
+        ("rankings", {"ranks": [2, 1]}, "completion 1 has a higher score .* and a worse rank"),
+        ("rankings", {"completions": ["a", "a"]}, r"completions 1 and 2 are the same \('a'\)"),
+        (
+            "rankings",
+            {"completions": ["b", "a", "c", "a"], "scores": [3, 1, 0, 2]},
+            r"completions 4 and 2 are the same \('a'\) and yet one is better",
+        ),
+        ("rankings", {"scores": None}, "no scores or ranks, which other rows have"),
     ],
 )
 def test_malformed_rows_of_the_other_kinds(tmp_path, kind, change, says):
@@ -218,6 +249,7 @@ def test_malformed_rows_of_the_other_kinds(tmp_path, kind, change, says):
         "completion": "c",
         "label": 0,
         "completions": ["a", "b"],
+        "scores": [2, 1],
     }
     path = write(tmp_path / "a.jsonl", [good, {**good, "prompt": "R", **change}])
     with pytest.warns(UserWarning, match=f"line 2: .*{says}"):
@@ -236,6 +268,42 @@ def test_rankings_give_all_pairs_of_unequal_score(tmp_path):
     best_first = {"prompt": "Q", "completions": ["a", "b", "c"]}
     pairs = JSONL(path=write(tmp_path / "b.jsonl", [best_first]), kind=Kind.rankings).pairs()
     assert {(p.chosen, p.rejected) for p in pairs} == {("a", "b"), ("a", "c"), ("b", "c")}
+
+
+@pytest.mark.parametrize("name", ["ranks", "place"])
+def test_ranks_say_what_is_better_whatever_the_order(name, tmp_path):
+    row = {"prompt": "Q", "completions": ["a", "b", "c", "b"], name: [3, 1, 2, 1]}
+    path = write(tmp_path / "a.jsonl", [row])
+    pairs = JSONL(path=path, kind=Kind.rankings, columns={"ranks": name}).pairs()
+    # b is first (twice: a tie), c second, a third.
+    assert sorted((p.chosen, p.rejected, p.margin) for p in pairs) == [
+        *[("b", "a", 2.0)] * 2,
+        *[("b", "c", 1.0)] * 2,
+        ("c", "a", 1.0),
+    ]
+    if name == "ranks":  # its own name needs no mapping
+        assert JSONL(path=path, kind=Kind.rankings).pairs() == pairs
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"completions": ["a", "b", "c"], "score": [3, 1, 2]}, "score"),
+        ({"completions": ["a", "b", "c"], "rating": [0.5, 0.1, float("inf")]}, "rating"),
+        ({"completions": [{"text": "a", "mark": 1}, {"text": "b", "mark": 2}]}, "mark"),
+    ],
+)
+def test_numbers_of_completions_under_an_unknown_name_are_not_passed_over(row, name, tmp_path):
+    file = tmp_path / "a.parquet"  # JSON has no infinity
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "Q", **row}]), file)
+    with pytest.raises(ConfigError, match=f"line 1: no scores or ranks.*columns.scores={name}"):
+        JSONL(path=str(file), kind=Kind.rankings).rankings()
+
+
+def test_other_columns_of_a_ranking_are_nobodys_scores(tmp_path):
+    row = {"prompt": "Q", "completions": ["a", "b"], "seed": 3, "turns": [1], "ok": [True, False]}
+    data = JSONL(path=write(tmp_path / "a.jsonl", [row]), kind=Kind.rankings)
+    assert [(p.chosen, p.rejected) for p in data.pairs()] == [("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -257,6 +325,22 @@ def test_without_golds_there_is_no_verifier_and_no_heldout_set(tmp_path):
     data = JSONL(path=write(tmp_path / "a.jsonl", [{"prompt": f"Q{i}"} for i in range(50)]))
     assert data.verifier() is None
     assert [s.name for s in data.evaluation_sets()] == ["guard"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"anwser": "1", "topic": "sums"}, r"but anwser, topic\. .*data.columns.answer=anwser\."),
+        ({"gold": 1}, r"but gold\. .*set data.columns.answer=NAME"),
+        ({}, "no column answer, nor any other"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
+def test_without_golds_the_columns_that_may_hold_them_are_named(algorithm, row, says, tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": f"Q{i}", **row} for i in range(50)])
+    words = ["model=tiny_random", f"algorithm={algorithm}", "data=jsonl", f"data.path={path}"]
+    with pytest.raises(ConfigError, match=f"Set reward=.*{says}"):
+        check(structured(compose(words)))
 
 
 def test_scores_inside_the_outputs(tmp_path):
@@ -304,6 +388,53 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content,
         JSONL(path=str(tmp_path / name)).prompts()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x.v1.json", "X.JSON", "x.v1.json.gz", "X.JSON.GZ", "x.json.v1.jsonl", "x.jsonl.GZ"),
+        *("X.PARQUET", "x.v1.parquet", "x.parquet.gz"),
+    ],
+)
+def test_the_last_suffix_says_what_a_file_is_in_any_case(name, tmp_path):
+    body = json.dumps(questions(3), indent=1).encode()
+    if "jsonl" in name:
+        body = b"\n".join(json.dumps(row).encode() for row in questions(3))
+    if "parquet" in name.lower():
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(questions(3)), tmp_path / "plain")
+        body = (tmp_path / "plain").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(body) if name.lower().endswith(".gz") else body)
+    assert len(JSONL(path=str(tmp_path / name), heldout=0.0).prompts()) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (float("nan"), "answer must be finite, got nan"),
+        (float("-inf"), "answer must be finite, got -inf"),
+        (b"12", "answer must be a text or a number, got b'12'"),
+        (date(2020, 1, 1), "answer must be a text or a number, got datetime.date"),
+        (True, "answer must be a text or a number, got True"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Kind.prompts, Kind.examples])
+def test_golds_of_a_table_are_texts_or_finite_numbers(kind, answer, says, tmp_path):
+    file = tmp_path / "x.parquet"
+    row = {"prompt": "Q", "completion": "C", "answer": answer}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    with pytest.raises(ConfigError, match=f"line 1: {says}"):
+        getattr(JSONL(path=str(file), kind=kind, heldout=0.0), kind)()
+
+
+def test_golds_of_a_table_may_be_decimals_and_json_has_no_infinite_one(tmp_path):
+    file = tmp_path / "x.parquet"
+    rows = [{"prompt": "Q", "answer": Decimal("1.50")}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    assert JSONL(path=str(file), heldout=0.0).prompts()[0].columns["answer"] == "1.50"
+    path = write(tmp_path / "a.jsonl", ['{"prompt": "Q", "answer": 1e999}'])
+    with pytest.raises(ConfigError, match="line 1: answer must be finite, got inf"):
+        JSONL(path=path, heldout=0.0).prompts()
+
+
 def test_parquet_tables_are_read_and_their_bad_rows_named(tmp_path):
     table = {
         "question": ["1+1", "2+2", None, "4+4"],
@@ -335,9 +466,10 @@ ODD = [
     *(None, "", 0, 1.5, float("nan"), float("inf"), 10**400, True, [], {}, [None], [[]], [{}]),
     *("x" * 50_000, "\x00", "\ud800", "\u2028", "\n\nHuman: a\n\nAssistant: b", "\n\nAssistant:"),
     *([{"role": "user", "content": "hi"}], [{"role": ["user"], "content": {"a": 1}}], {"text": 1}),
+    *([3, 1], ["a", "a"], [{"text": "a", "score": 1}, {"text": "b", "score": 2}]),
     *([{"from": "human", "value": "x"}], {"content": {"content": "x"}}, "\\boxed{", "2" * 300),
 ]
-KEYS = ("prompt", "answer", "style", "source", "margin", "preferred", "scores", "id", "extra")
+KEYS = ("prompt", "answer", "style", "source", "margin", "preferred", "scores", "ranks", "extra")
 
 
 @pytest.mark.filterwarnings("ignore")

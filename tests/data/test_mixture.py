@@ -273,6 +273,13 @@ def test_part_that_nothing_judges_is_refused_unless_none_is_judged():
     assert {p.columns["source"] for p in sets[0].prompts} == {"a"}
 
 
+def test_part_whose_answers_have_another_name_is_told_which(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Q{i}", "anwser": i}) + "\n" for i in range(9)))
+    with pytest.raises(ConfigError, match=r"set data\.parts\.b\.columns\.answer=anwser\."):
+        mixed(Few(), JSONL(path=str(file), heldout=0.0)).verifier()
+
+
 # evaluation --------------------------------------------------------------------------------------
 
 

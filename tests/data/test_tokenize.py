@@ -5,6 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.generation import GenerationConfig
 
+from zoo.config import ConfigError
 from zoo.data.arithmetic import Arithmetic
 from zoo.data.tokenize import (
     Truncation,
@@ -253,6 +254,40 @@ def test_text_that_a_tokenizer_would_close_stays_open():
 def test_prompts_that_cannot_be_continued_are_refused(prompt, says):
     with pytest.raises(ValueError, match=says):
         render_prompt(TEMPLATES["arithmetic"], prompt)
+
+
+@pytest.mark.parametrize(
+    "template", ["hello", "{{ bos_token }}{% for m in messages %}x{% endfor %}"]
+)
+def test_template_that_writes_no_prompt_is_refused(template):
+    tokenizer = byte_tokenizer(template)
+    with pytest.raises(ConfigError, match=r"all 3 prompts become the same . tokens"):
+        tokenize_prompts(tokenizer, [ask("a"), ask("b"), ask("a")])
+    assert len({p.token_ids for p in tokenize_prompts(tokenizer, [ask("a"), ask(" a")])}) == 1
+
+
+def test_tokenizer_that_knows_no_word_is_refused():
+    inner = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    tokenizer.name_or_path = "my/folder"
+    assert len(tokenize_prompts(tokenizer, [Prompt("p", text="a"), Prompt("q", text="b")])) == 2
+    with pytest.raises(ConfigError, match=r"'<unk>'.* of the tokenizer my/folder loses"):
+        tokenize_prompts(tokenizer, [Prompt("p", text="b"), Prompt("q", text="c")])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('no system') }}", "TemplateError: no system"),
+        ("{{ messages[0]['content'] + 1 }}", "TypeError: "),
+        ("{% if %}", "TemplateSyntaxError: "),
+    ],
+)
+def test_template_that_raises_is_named_with_its_tokenizer(template, says):
+    tokenizer = byte_tokenizer(template)
+    tokenizer.name_or_path = "my/folder"
+    with pytest.raises(ConfigError, match=f"template of the tokenizer my/folder .*{says}"):
+        tokenize_prompts(tokenizer, [ask()])
 
 
 def test_decoding_changes_nothing_but_the_specials():

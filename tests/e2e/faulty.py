@@ -1,11 +1,18 @@
-"""Rewards that go wrong, for reward.fn."""
+"""Rewards that go wrong, for reward.fn, and an algorithm that does."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
 import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from zoo.algorithms.grpo import GRPO
 
 
 def coins(completions, completion_ids):
@@ -18,6 +25,35 @@ def raises(completions):
 
 def leaves(completions):
     sys.exit(0)
+
+
+def interrupts_itself(completions):
+    raise KeyboardInterrupt("of its own")
+
+
+def is_cancelled(completions):
+    raise asyncio.CancelledError
+
+
+def fails_a_test(completions):
+    pytest.fail("as a test would")
+
+
+def has_a_page_to_say(completions):
+    raise OSError("502 Bad Gateway\n" + "<p>line</p>\n" * 400 + "x" * 15_000)
+
+
+def has_no_text_for_a_file(completions):
+    raise ValueError("bad \ud800 text")
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise KeyError("not even this")
+
+
+def has_no_words(completions):
+    raise Wordless
 
 
 def hangs(completions):
@@ -70,6 +106,19 @@ def fails_on_process_one(completions):
     return [1.0] * len(completions)
 
 
+# Of the first six prompts of a small run with seed 0, the first process of two has the first, the
+# second and the fifth.
+OF_THE_FIRST = {
+    "A/unpack/5-7-18/Paul/Tina/pens",
+    "A/more/10-5/Gina/Mia/coins",
+    "A/boxes/7-2-12/Leo/Finn/marbles",
+}
+
+
+def signal_for_the_first_process(completions, prompt_ids):
+    return [float(prompt in OF_THE_FIRST and i % 2) for i, prompt in enumerate(prompt_ids)]
+
+
 class Stranger:
     """A reward of somebody else, as a class: `what` says how it goes wrong."""
 
@@ -100,3 +149,14 @@ class Stranger:
         reasons = [1] if self.what == "reasons" else []
         components = {"mine": scores[1:]} if self.what == "components" else {}
         return RewardOutput(scores, components, reasons)
+
+
+@dataclass(frozen=True)
+class SilentOnProcessOne(GRPO):
+    """An algorithm of somebody else that has nothing to say about some batches."""
+
+    name: ClassVar[str] = "silent_on_one"
+
+    def losses(self, batch, models):
+        if os.environ.get("RANK") != "1":
+            yield from super().losses(batch, models)

@@ -20,10 +20,12 @@ from filelock import FileLock
 from tests.e2e.small import folder_of, run_small
 from tests.e2e.test_interrupt import signal_at
 from tests.e2e.test_kill import launched
-from tests.e2e.test_resume import RUNS, assert_same
+from tests.e2e.test_resume import RUNS, assert_same, lines
+from tests.train.test_checkpoint import put_in_the_way
 from zoo.config import ConfigError
-from zoo.measure.files import RecordError
+from zoo.measure.files import RecordError, remove
 from zoo.train.checkpoint import save_checkpoint
+from zoo.train.inputs import RECORD
 
 SFT = [*RUNS["sft"], "evaluate.every=0"]
 BRIEF = ["train.steps=2", "evaluate.first=false", "evaluate.last=false"]
@@ -115,7 +117,15 @@ def lose_a_file(folder: Path) -> None:
     (folder / "checkpoints/step_000005/optimizer_policy.pt").unlink()
 
 
+def alter_a_late_byte_of_the_record(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 0x80
+    path.write_bytes(data)
+
+
 DAMAGES: dict[Callable[[Path], None], str] = {
+    alter_a_late_byte_of_the_record: "metrics.jsonl was altered",
     shorten_metrics: "metrics.jsonl has",
     break_manifest: "manifest cannot be read",
     alter_a_number: "policy.pt was altered",
@@ -141,6 +151,101 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(
         assert (whole / name).read_bytes() == (stopped / name).read_bytes()
     steps = [json.loads(x)["step"] for x in (stopped / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_early_byte_of_a_record_altered_starts_the_run_anew(whole: Path, stopped: Path) -> None:
+    path = stopped / "evals.jsonl"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 0x80
+    path.write_bytes(data)
+    run_small(stopped.parents[2], *SFT)
+    assert ["evals.jsonl was altered" in message for message in warnings(stopped)] == [True, True]
+    assert [line["step"] for line in lines(stopped / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    weights = "policy/model.safetensors"
+    assert (whole / weights).read_bytes() == (stopped / weights).read_bytes()
+
+
+def test_a_folder_copied_or_renamed_to_another_seed_is_refused(whole: Path, stopped: Path) -> None:
+    for path in (whole, stopped):
+        other = path.parent / "seed_1"
+        shutil.copytree(path, other)
+        with pytest.raises(ConfigError, match=r"seed_1 holds a run of seed 0, not of seed 1"):
+            run_small(path.parents[2], *SFT, "seed=1")
+        shutil.rmtree(other)
+
+
+@pytest.mark.parametrize("change", [{"status": "running"}, {"config_hash": "x"}, {"seed": 1}, None])
+def test_a_summary_of_another_run_is_none_of_this_one(
+    change: dict[str, Any] | None, whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.parents[2], tmp_path, dirs_exist_ok=True)
+    path = folder_of(tmp_path) / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, **change} if change else {}))
+    with pytest.raises(ConfigError, match=r"summary.json is not of this run: its .* Delete it"):
+        run_small(tmp_path, *SFT)
+    path.unlink()
+    again = run_small(tmp_path, *SFT)
+    assert again["policy_hash"] == summary["policy_hash"]
+
+
+# Entries of a run's folder that are something else than they should be: what is said, if anything.
+IN_THE_WAY = {
+    ("checkpoints/step_000006", "link to a folder"): "",
+    ("checkpoints/step_000006", "link to nowhere"): "",
+    ("policy", "file"): "",
+    ("policy", "link to nowhere"): "",
+    ("error.txt", "folder"): "",
+    ("metrics.jsonl", "folder"): r"metrics.jsonl.* Delete what is in its place",
+    (".lock", "folder"): r"\.lock cannot be locked: .* Delete it",
+    (".lock", "link to nowhere"): r"\.lock cannot be locked: .* Delete it",
+    ("checkpoints", "file"): r"checkpoint of step . .* Delete what is in its place",
+    ("checkpoints", "link to nowhere"): r"checkpoint of step . .* Delete what is in its place",
+}
+
+
+@pytest.mark.parametrize(("entry", "kind"), IN_THE_WAY)
+def test_what_is_in_the_way_in_a_run_folder_is_replaced_or_named(
+    entry: str, kind: str, whole: Path, stopped: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "file").write_text("mine")
+    path, said = stopped / entry, IN_THE_WAY[entry, kind]
+    remove(path)
+    put_in_the_way(path, kind, others)
+    if said:
+        with pytest.raises((RecordError, ConfigError), match=said):
+            run_small(stopped.parents[2], *SFT)
+        remove(path)
+    run_small(stopped.parents[2], *SFT)
+    weights = "policy/model.safetensors"
+    assert (whole / weights).read_bytes() == (stopped / weights).read_bytes()
+    assert (others / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nowhere"])
+def test_a_best_policy_that_is_gone_is_sought_anew(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:4", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tmp_path, *RUNS["grpo"])
+    folder = folder_of(tmp_path)
+    assert json.loads((folder / "best.json").read_text())["step"] < 4
+    shutil.rmtree(folder / "best")
+    if kind != "nothing":
+        put_in_the_way(folder / "best", kind, folder)
+    summary = run_small(tmp_path, *RUNS["grpo"])
+    assert summary["best"] == json.loads((folder / "best.json").read_text())
+    assert summary["best"]["step"] == 6
+    weights = "model.safetensors"
+    assert (folder / "best" / weights).read_bytes() == (folder / "policy" / weights).read_bytes()
+    kinds = [line["kind"] for line in lines(folder / "warnings.jsonl")]
+    assert kinds.count("best_gone") == 1
 
 
 def test_half_written_leftovers_do_not_matter(whole: Path, stopped: Path) -> None:
@@ -251,7 +356,8 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 
     def save(step: int, numbers: int) -> None:
         tensors = {"policy": {"w": torch.zeros(numbers)}}
-        save_checkpoint(small_disk, step, tensors, state, offsets={}, config_hash="x", keep=2)
+        none = {"offsets": {}, "hashes": {}, "before": []}
+        save_checkpoint(small_disk, step, tensors, state, **none, config_hash="x", seed=0, keep=2)
 
     save(1, 20_000)  # 80 kB
     with pytest.raises(RecordError, match=r"checkpoint of step 2 .* The ones before stay"):
@@ -284,6 +390,9 @@ def test_a_start_that_vanished_or_changed_is_named_on_resume(
         run_small(tmp_path / "run", *options)
     run_small(tmp_path / "other", *SFT, *BRIEF, "seed=1")
     shutil.copytree(folder_of(tmp_path / "other") / "policy", start_folder)
+    with pytest.raises(ConfigError, match=r"model.path: model.safetensors changed .* Restore it"):
+        run_small(tmp_path / "run", *options)
+    (folder_of(tmp_path / "run") / RECORD).unlink()
     with pytest.raises(TrainingError, match=r"started from other weights .* Restore it"):
         run_small(tmp_path / "run", *options)
     shutil.rmtree(start_folder)
@@ -323,6 +432,15 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="ZOO_CACHE"):
         run_small(tmp_path / "run", *RUNS["dpo"], *BRIEF)
+
+
+def test_a_folder_in_the_place_of_cached_pairs_is_named(tmp_path: Path) -> None:
+    run_small(tmp_path / "a", *RUNS["dpo"], *BRIEF)
+    (file,) = tmp_path.glob("cache/pairs/*.jsonl")
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match=rf"cache .*{file.name} cannot be written: .*directory"):
+        run_small(tmp_path / "b", *RUNS["dpo"], *BRIEF)
 
 
 def test_a_full_disk_under_the_cache_is_named_and_leaves_nothing(

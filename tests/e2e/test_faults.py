@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 from tests.e2e.small import SMALL, folder_of, run_small
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO
+from zoo.cli import MAX_ERROR_LINES, main
 from zoo.config import ConfigError
 from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
@@ -255,35 +259,84 @@ def test_an_evaluation_problem_beyond_the_context_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("raises", r"reward raises raised KeyError: 'no such column' at row 0, whose text is"),
-        ("leaves", r"reward leaves raised SystemExit: 0 at row 0, whose text is"),
         (
             "hangs",
-            r"reward hangs raised LateError: no answer after 0.2 s \(.* in hangs\) at row 0, who",
+            r"reward hangs gave no answer after 0.2 s \(.* in hangs\) at row 0 \(prompt .*\), w",
         ),
         ("one_too_few", r"reward one_too_few returned 15 scores for 16 completions"),
         ("strings", r"reward strings gave '1' \(str\) to row 0, whose text is"),
         ("not_a_number", r"reward not_a_number gave nan \(float\) to row 0, whose text is"),
         ("beyond_float32", r"reward beyond_float32 gave 1e\+39 \(float\) to row 0"),
         ("nothing", r"reward nothing returned None \(NoneType\) for 16 completions"),
-        ("wants_more", r"reward wants_more asks for 'teacher', which the data does not have"),
     ],
 )
 def test_a_reward_that_fails_stops_the_run_before_the_first_update(
     name: str, says: str, tmp_path: Path
 ) -> None:
-    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "reward.timeout=0.2"]
+    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "train.reward_timeout=0.2"]
     with pytest.raises(RewardError, match=says):
         run_small(tmp_path, *FUNCTION, *overrides, *QUICK)
     assert lines(tmp_path, "metrics.jsonl") == []
 
 
 @pytest.mark.parametrize(
-    "name", ["raises", "leaves", "strings", "not_a_number", "nothing", "hangs"]
+    ("name", "says"),
+    [
+        ("raises", "raised KeyError: 'no such column' at row 0 (prompt "),
+        ("leaves", "raised SystemExit: 0 at row 0 (prompt "),
+        ("interrupts_itself", "raised KeyboardInterrupt: of its own at row 0 (prompt "),
+        ("is_cancelled", "raised CancelledError at row 0 (prompt "),
+        ("fails_a_test", "raised Failed: as a test would at row 0 (prompt "),
+        ("has_a_page_to_say", "raised OSError: 502 Bad Gateway <p>line</p> <p>"),
+        ("has_no_text_for_a_file", "raised ValueError: bad \\ud800 text at row 0 (prompt "),
+        ("has_no_words", "raised Wordless at row 0 (prompt "),
+    ],
+)
+def test_whatever_a_reward_raises_is_one_block_with_the_row_and_what_to_do(
+    name: str, says: str, tmp_path: Path
+) -> None:
+    arguments = ["algorithm=grpo", *FUNCTION, f"reward.fn=tests.e2e.faulty.{name}"]
+    errors = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")  # as sys.stderr is
+    with contextlib.redirect_stderr(errors):
+        assert main([*SMALL, f"output={tmp_path}", *arguments, *QUICK]) == 1
+    errors.seek(0)
+    block = errors.read()
+    block = block[block.index("zoo: error") :]
+    assert len(block.splitlines()) <= MAX_ERROR_LINES
+    told = " ".join(block.split())
+    assert f"reward {name} {says}" in told
+    for words in (" at row 0 (prompt ", "whose text is '", "set train.reward_on_error=abstain."):
+        assert words in told
+    assert "RewardError: " in (folder_of(tmp_path) / "error.txt").read_text()
+
+
+def test_a_ctrl_c_while_a_reward_works_is_not_the_reward_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def scores(completions: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            signal.raise_signal(signal.SIGINT)
+        return [float(i % 2) for i in range(len(completions))]
+
+    monkeypatch.setattr("tests.e2e.faulty.coins", scores)
+    options = ["algorithm=grpo", "reward.fn=tests.e2e.faulty.coins"]
+    with pytest.raises(KeyboardInterrupt, match="Step 2 of 6 is saved in"):
+        run_small(tmp_path, *FUNCTION, *options, "train.reward_on_error=abstain", *QUICK)
+    assert calls == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["raises", "leaves", "interrupts_itself", "strings", "not_a_number", "nothing", "hangs"]
 )
 def test_where_the_config_says_so_a_reward_that_fails_abstains(name: str, tmp_path: Path) -> None:
-    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "reward.timeout=0.2"]
-    run_small(tmp_path, *FUNCTION, *overrides, "reward.on_error=abstain", "train.steps=1", *QUICK)
+    overrides = ["algorithm=grpo", f"reward.fn=tests.e2e.faulty.{name}", "train.reward_timeout=0.2"]
+    run_small(
+        tmp_path, *FUNCTION, *overrides, "train.reward_on_error=abstain", "train.steps=1", *QUICK
+    )
     (metrics,) = lines(tmp_path, "metrics.jsonl")
     assert metrics["reward/abstained"] == 1 and "reward/total" not in metrics
     assert "abstained" in [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
@@ -291,7 +344,12 @@ def test_where_the_config_says_so_a_reward_that_fails_abstains(name: str, tmp_pa
 
 def test_only_the_rows_that_hang_abstain(tmp_path: Path) -> None:
     overrides = ["algorithm=grpo", "reward.fn=tests.e2e.faulty.hangs_on_an_even_first_token"]
-    more = ["reward.on_error=abstain", "reward.timeout=1", "train.steps=1", "train.groups=1"]
+    more = [
+        "train.reward_on_error=abstain",
+        "train.reward_timeout=1",
+        "train.steps=1",
+        "train.groups=1",
+    ]
     run_small(tmp_path, *FUNCTION, *overrides, *more, "measure.rollouts_per_step=4", *QUICK)
     for row in lines(tmp_path, "rollouts.jsonl"):
         hangs = row["token_ids"][0] % 2 == 0

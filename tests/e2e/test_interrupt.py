@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
 from tests.e2e.test_resume import RUNS, assert_same, lines
+from zoo.__main__ import start
+from zoo.cli import main
 
 ENGINE = "zoo.rollout.torch_engine:_Decoder.generate"
 # moment → the step that is saved; a checkpoint is due after steps 2, 4 and 6
@@ -109,6 +113,62 @@ def test_before_the_first_step_there_is_nothing_to_save(
         with pytest.raises(KeyboardInterrupt, match="No step was done yet"):
             run_small(tmp_path, *RUNS["grpo"])
     assert not (folder_of(tmp_path) / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_how_to_go_on_is_true_with_every_setting_of_resume(
+    resume: str,
+    times: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [*SMALL, f"output={tmp_path}", *RUNS["sft"], f"resume={resume}"]
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.train.loop:_update:3", signal.SIGINT, times)
+        assert main(command) == 130
+    said = capsys.readouterr().err
+    assert ("It goes on with resume=auto." in said) == (resume == "never")
+    assert ("The same command goes on" in said) == (resume == "auto")
+    assert main(command) == (0 if resume == "auto" else 2)
+
+
+def test_a_signal_after_the_end_neither_undoes_it_nor_promises_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.close:1", signal.SIGINT)
+        assert run_small(tmp_path, *RUNS["sft"])["status"] == "finished"
+    said = capfd.readouterr().err
+    assert "The run is finished. Again ends at once." in said and "Ending after" not in said
+
+
+def test_a_terminal_that_went_away_does_not_stop_the_answer_to_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = os.dup(2)
+    try:
+        with monkeypatch.context() as patch, Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), 2)
+            signal_at(patch, "zoo.train.loop:_update:3", signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt, match="Step 3 of 6 is saved"):
+                run_small(tmp_path, *RUNS["sft"])
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+def test_ctrl_c_while_python_loads_zoo_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "zoo.cli", Interrupted("zoo.cli"))
+    assert start() == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
 def test_ctrl_c_on_the_command_line_says_how_to_go_on(tmp_path: Path) -> None:

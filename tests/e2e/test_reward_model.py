@@ -129,6 +129,24 @@ def test_learns_pairs_and_prefers_rightly_what_it_has_not_seen(tmp_path: Path) -
     assert config["zoo_score_std"] == pytest.approx(final["score_std"], abs=1e-6)
 
 
+def test_rankings_of_unequal_length_show_the_rows_that_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "rankings.jsonl"
+    rows = [
+        {"prompt": f"{i}?", "completions": [f"{i} {word}" for word in "abcdefg"[: 2 + i % 6]]}
+        for i in range(30)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run_prefs(tmp_path, file, "rankings")
+    for step in (1, 2):
+        shown = [
+            row
+            for row in lines(folder_of(tmp_path / "out") / "rollouts.jsonl")
+            if row["step"] == step
+        ]
+        assert len({(row["prompt"], row["text"]) for row in shown}) == len(shown) > 1
+        assert all(row["text"].startswith(row["prompt"].rstrip("?") + " ") for row in shown)
+
+
 def run_prefs(
     tmp_path: Path, file: Path, kind: str, *columns: str, steps: int = 2
 ) -> dict[str, Any]:
@@ -250,6 +268,8 @@ def test_another_reward_model_in_the_folder_of_the_first_is_refused_on_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.e2e.test_interrupt import signal_at
+    from zoo.config import ConfigError
+    from zoo.train.inputs import RECORD
     from zoo.train.session import TrainingError
 
     quick = ["evaluate.first=false", "evaluate.last=false", "evaluate.every=0", "train.steps=3"]
@@ -270,6 +290,9 @@ def test_another_reward_model_in_the_folder_of_the_first_is_refused_on_resume(
                 run_small(tmp_path / name, *options)
         shutil.rmtree(place)
         shutil.copytree(other, place)  # the same size, the same architecture
+        with pytest.raises(ConfigError, match=r"path: model\.safetensors changed since it began"):
+            run_small(tmp_path / name, *options)
+        (folder_of(tmp_path / name) / RECORD).unlink()
         with pytest.raises(TrainingError, match=r"on another reward .* model at reward.path chang"):
             run_small(tmp_path / name, *options)
         shutil.rmtree(place)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.models.tiny import llama
+from zoo.evaluate.cli import print_scores
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet
 from zoo.models.policy import Policy
 from zoo.rollout.engine import Sampling
@@ -135,3 +136,16 @@ def test_a_quick_check_counts_the_first_problems_only() -> None:
     engine = Scripted([[]] * 3, ["yes", "no", "yes"])
     found = TokenizedSet("heldout", "accuracy", problems(3), IsYes())
     assert evaluator(engine, [found]).greedy_accuracy(found, 2) == 0.5
+
+
+def test_without_samples_and_greedy_answers_texts_alone_are_judged() -> None:
+    sets = [
+        TokenizedSet("heldout", "accuracy", problems(2), IsYes()),
+        TokenizedSet("guard", "perplexity", texts=((1, 7, 9),)),
+    ]
+    made = evaluator(None, sets, samples=0, greedy=False)  # nothing is generated
+    heldout, guard = made.evaluate(Policy(llama()))
+    assert heldout.record["accuracy"] is None and heldout.record["greedy"] is None
+    assert heldout.record["n_problems"] == 2 and heldout.samples == []
+    assert guard.record["perplexity"] > 1
+    print_scores([heldout.record, guard.record])

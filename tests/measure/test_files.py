@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import os
@@ -6,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.measure.files import JsonLines, RecordError, dumps, read_lines, strict, write_json
+from zoo.measure import files
+from zoo.measure.files import (
+    JsonLines,
+    RecordError,
+    check_length,
+    dumps,
+    read_lines,
+    remove,
+    strict,
+    write_json,
+)
 
 
 def test_nonfinite_numbers_become_null_and_are_counted():
@@ -69,6 +80,75 @@ def test_an_altered_file_is_refused(tmp_path):
     path.write_text('{"n": 123}\n')
     with pytest.raises(RecordError, match="altered"):
         JsonLines(path, 9)
+
+
+def test_the_hash_is_that_of_the_file_through_resumes_and_refused_lines(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    monkeypatch.setattr(files, "BLOCK", 7)  # several reads
+    lines = JsonLines(path)
+    lines.append([{"n": 1}, {"n": "x" * 30}])
+    keep = lines.sync()
+    lines.append([{"n": 2}])
+    lines.close()
+    resumed = JsonLines(path, keep)
+    assert resumed.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+    resumed.append([{"n": 3}])
+    with monkeypatch.context() as patch, pytest.raises(RecordError):
+        patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        resumed.append([{"n": 4}])
+    resumed.append([{"n": 5}])
+    assert resumed.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [line["n"] for line in read_lines(path)[2:]] == [3, 5]
+
+
+@pytest.mark.parametrize("byte", [0, 4, 9, 19])
+def test_a_changed_byte_is_refused_by_name_and_none_behind_the_offset(byte, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.append([{"n": 11}, {"n": 22}])  # 10 bytes each
+    keep, digest = lines.sync(), lines.sha256()
+    lines.append([{"n": 33}])
+    check_length(path, keep, digest)
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 0x80
+    path.write_bytes(data)
+    with pytest.raises(RecordError, match=r"metrics\.jsonl .*altered"):
+        check_length(path, keep, digest)
+
+
+@pytest.mark.parametrize("line", [b'{"n": \xb1}', b'{"n": 1', b"7", b"[]"])
+def test_a_damaged_line_is_named_with_its_file(line, tmp_path):
+    path = tmp_path / "evals.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + line + b"\n")
+    with pytest.raises(RecordError, match=r"evals\.jsonl is damaged in line 2 .* or delete"):
+        read_lines(path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named_with_what_to_do(tmp_path):
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(RecordError, match=r"metrics\.jsonl is damaged .*directory"):
+        read_lines(path)
+    with pytest.raises(RecordError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        check_length(path, 1)
+    with pytest.raises(RecordError, match=r"metrics\.jsonl: .* Delete what is in its place"):
+        JsonLines(path)
+    with pytest.raises(RecordError, match=r"summary\.json: .* Delete what is in its place"):
+        write_json(tmp_path / "summary.json", {})
+
+
+def test_removing_takes_a_link_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("kept")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    (tmp_path / "to").symlink_to("folder")
+    (tmp_path / "nowhere").symlink_to("absent")
+    (tmp_path / "one").write_text("")
+    for name in ("full", "to", "nowhere", "one", "never"):
+        remove(tmp_path / name)
+    assert [p.name for p in tmp_path.rglob("*")] == ["folder", "file"]
 
 
 def test_a_full_disk_leaves_whole_lines_and_a_named_error(tmp_path, monkeypatch):

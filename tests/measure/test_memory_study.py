@@ -62,10 +62,11 @@ def test_a_line_through_two_models_reaches_the_large_one() -> None:
 def test_the_loss_has_no_term_of_tokens_times_vocabulary() -> None:
     few, many = 2 * BLOCK, 4 * BLOCK
     added = [peak(LARGE, tokens) - peak(SMALL, tokens) for tokens in (few, many)]
-    assert added[0] == added[1]  # twice the tokens, the same price of a larger vocabulary
+    # Twice the tokens, the same price of a larger vocabulary
+    assert added[1] == pytest.approx(added[0], rel=1e-3)
     # Weights (tied, width 64), their gradient, and a few temporaries of what the head takes at once
     weights, chunk = 40_960 * 64 * 4, 40_960 * BLOCK * 4
-    assert 2 * weights < added[0] <= 2 * weights + 3 * chunk
+    assert 2 * weights < added[0] <= 3 * weights + chunk
     # All logits at once grow by at least their size: tokens × 40,960 × 4 bytes
     plain = peak(LARGE, few, plain=True) - peak(SMALL, few, plain=True)
     assert plain >= few * 40_960 * 4

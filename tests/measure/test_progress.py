@@ -1,4 +1,7 @@
 import io
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -77,14 +80,64 @@ def test_switched_off_only_messages_remain():
     assert out.getvalue() == "warning (a): b\n"
 
 
-def test_a_reader_that_left_does_not_stop_the_run():
-    class Closed(io.StringIO):
-        def write(self, _):
-            raise BrokenPipeError
+ERRORS = [BrokenPipeError(), OSError(5, "Input/output error"), OSError(28, "full"), ValueError()]
 
-    shown = display(2, "grpo", stream=Closed())
+
+@pytest.mark.parametrize("verb", ["write", "flush"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("base", [io.StringIO, Terminal])
+def test_an_output_that_cannot_be_written_does_not_stop_the_run(base, error, verb, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+
+    def fail(*_):
+        raise error
+
+    stream = base()
+    monkeypatch.setattr(stream, verb, fail)
+    shown = display(2, "grpo", stream=stream)
+    assert isinstance(shown, Live if base is Terminal else Lines)
+    with shown.task("evaluating heldout", 2) as advance:
+        advance(1)
     shown.step(1, {})
     shown.step(2, {})
+    shown.message("finished")
+    shown.close()
+
+
+SHOWN = """
+    import os, pty, sys
+    from zoo.measure.progress import display
+    where = sys.argv[1]
+    if where == "a closed terminal":
+        controller, terminal = pty.openpty()
+        os.dup2(terminal, 1)
+        os.close(terminal)
+        os.environ["TERM"] = "xterm"
+    elif where == "a pipe nobody reads":
+        controller, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(writer)
+    else:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    shown = display(2, "grpo")
+    if where != "a full disk":
+        os.close(controller)
+    for step in (1, 2):
+        shown.step(step, {})
+        shown.message("warning")
+    shown.close()
+    # what can be written again is: only the lines of meanwhile are lost
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), 1)
+    shown.message("late")
+"""
+
+
+@pytest.mark.parametrize("where", ["a closed terminal", "a pipe nobody reads", "a full disk"])
+def test_a_terminal_or_log_that_goes_away_costs_its_lines_and_no_more(where, tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(SHOWN), where, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log").read_text() == "late\n"
 
 
 def test_a_terminal_gets_a_bar_with_transient_parts(monkeypatch):

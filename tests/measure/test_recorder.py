@@ -11,7 +11,7 @@ import pytest
 from tests.measure import wandb_file
 from zoo.config import MeasureConfig
 from zoo.measure.files import RecordError, read_lines
-from zoo.measure.recorder import Recorder, check_offsets, flat_scores
+from zoo.measure.recorder import FILES, Recorder, check_offsets, flat_scores, offsets_problem
 
 
 def recorder(path, offsets=None, *, wandb="disabled", total_steps=10, is_main=True, **settings):
@@ -119,6 +119,26 @@ def test_a_damaged_file_is_refused_before_any_other_is_cut(tmp_path):
     with pytest.raises(RecordError, match=r"evals\.jsonl"):
         recorder(tmp_path, offsets)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_byte_altered_in_any_file_is_a_checkpoints_problem(name, tmp_path):
+    record = recorder(tmp_path, rollouts_per_step=1)
+    record.warning("slow", "at 1")
+    record.step(1, 1, {"a": 1})
+    record.rollouts(1, [row(1)])
+    record.evaluation(1, {"set": "heldout", "accuracy": 1})
+    record.eval_samples(1, [row(1)])
+    manifest = {"offsets": record.offsets(), "hashes": record.hashes()}
+    record.step(2, 2, {"a": 2})
+    record.close()
+    assert min(manifest["offsets"].values()) > 0
+    assert offsets_problem(tmp_path, manifest) == ""
+    data = bytearray((tmp_path / name).read_bytes())
+    data[5] ^= 1
+    (tmp_path / name).write_bytes(data)
+    assert f"{name} was altered" in offsets_problem(tmp_path, manifest)
+    assert offsets_problem(tmp_path, {"offsets": manifest["offsets"]}) == ""  # an older version's
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
@@ -314,6 +334,14 @@ def test_wandb_online_with_a_server_that_never_answers_falls_back_in_time(tmp_pa
     assert out.count("warning (wandb)") == 1 and len(out.splitlines()) == 1
     assert "did not connect within 2 s" in out and err == ""
     assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
+
+
+@pytest.mark.parametrize("setting", [{"WANDB_BASE_URL": "notaurl"}, {"WANDB_MODE": "nonsense"}])
+def test_wandb_says_that_it_logs_offline_only_where_it_does(tmp_path, setting):
+    out, err = run_online(tmp_path, WANDB_API_KEY="0" * 40, **setting)
+    assert out.count("warning (wandb)") == 1 and err == ""
+    assert "within" not in out and next(iter(setting.values())) in out  # the reason
+    assert ("Logging offline" in out) is (tmp_path / "wandb").exists()
 
 
 def test_wandb_online_without_a_key_says_so_and_never_asks(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from zoo.config import ConfigError, ModelConfig
 from zoo.doctor import Mark, _fetched
 from zoo.models import fetch
-from zoo.models.loading import with_fetched
+from zoo.models.loading import cache_folder, with_fetched
 
 NAME = "smollm2_135m"
 CONFIG = ModelConfig(path="owner/name", fetch=NAME)
@@ -25,6 +25,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "model.safetensors").write_bytes(b"weights")
     fetch._record(folder)
     return folder
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_value_the_cache_is_in_the_home_folder(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ZOO_CACHE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ZOO_CACHE", value)
+    assert cache_folder() == tmp_path / ".cache/zoo"
 
 
 def test_an_untouched_one_is_used_wherever_it_was_copied_to(folder: Path) -> None:

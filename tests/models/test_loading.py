@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models.tiny import MODELS, llama, ragged_batch
@@ -20,12 +21,14 @@ from zoo.models.loading import (
     load_gguf,
     load_model,
     load_tokenizer,
+    load_trained,
     reading,
     save_policy,
     weights_hash,
 )
 from zoo.models.policy import Policy
 from zoo.models.reference import load_reference
+from zoo.models.reward_model import from_policy
 
 ARCHITECTURE: dict[str, Any] = {
     "model_type": "llama",
@@ -191,6 +194,63 @@ def test_a_folder_whose_weights_are_missing_is_refused(tmp_path: Path) -> None:
     llama().config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="could not be loaded"):
         load_model(ModelConfig(path=str(tmp_path)))
+
+
+def without(folder: Path, lost: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights[lost]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("setting", ["model.path", "model.critic"])
+def test_weights_that_a_folder_lacks_are_not_drawn(setting: str, tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    without(tmp_path, "model.layers.0.mlp.up_proj.weight")
+    message = rf"{setting}=.* has no weights for model\.layers\.0\.mlp\.up_proj\.weight, so"
+    with pytest.raises(ConfigError, match=message):
+        load_trained(ModelConfig(path=str(tmp_path)), 0, setting)
+
+
+def test_a_head_tied_to_the_embeddings_is_no_missing_weight(tmp_path: Path) -> None:
+    model = llama(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert weights_hash(load_model(ModelConfig(path=str(tmp_path)))) == weights_hash(model)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(value: float, tmp_path: Path) -> None:
+    model = llama()
+    with torch.no_grad():
+        model.model.norm.weight[3] = value
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.path=.*model\.norm\.weight are not finite"):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_logits_that_are_not_finite_are_not_laid_to_the_head() -> None:
+    with pytest.raises(ValueError, match=r"log-probs that are not finite at temperature 1e-45"):
+        Policy(llama(), temperature=1e-45).check_head()
+
+
+def test_a_classifier_is_no_policy(tmp_path: Path) -> None:
+    from_policy(llama(tie_word_embeddings=True), 0).save(tmp_path, arithmetic_tokenizer())
+    with pytest.raises(ConfigError, match=r"holds a LlamaForSequenceClassification, which gives"):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("template", ["{{ foo", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_cannot_be_used_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.chat_template cannot write a user's turn"):
+        load_tokenizer(scratch(chat_template=template))
+
+
+@pytest.mark.parametrize("content", ["{}", "[", "null"])
+def test_a_tokenizer_that_cannot_be_read_is_named(content: str, tmp_path: Path) -> None:
+    arithmetic_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=rf"model '{tmp_path}' could not be loaded"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
 
 
 # --- GGUF -----------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ def test_reference_log_probs_that_a_batch_carries_are_not_recomputed() -> None:
     assert not torch.equal(models.reference_logprobs(batch), given)
 
 
-def test_asking_for_a_reference_that_was_not_loaded_says_what_to_do() -> None:
+def test_asking_for_a_model_that_was_not_loaded_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"Needs\(reference=True\)"):
         Models(policy=Policy(llama())).reference_logprobs(ragged_batch())
+    with pytest.raises(ValueError, match=r"Needs\(critic=True\)"):
+        Models(policy=Policy(llama())).critic_values(ragged_batch())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.report.synthetic import evaluation, write_lines, write_run
+from zoo.cli import main
 from zoo.report.runs import (
     Measure,
     RunStatus,
@@ -93,6 +96,75 @@ def test_a_damaged_summary_is_an_error_with_its_path(tmp_path: Path):
     (folder / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json"):
         read_run(folder)
+
+
+DAMAGED = {
+    "config.yaml": [b"a: [1", b"- 1", b"\xff\xfe", b"train: 3", b"seed: x", b"x: &a [*a]"],
+    "metrics.jsonl": [b'{"a": 1}\n', b"3\n"],
+    "evals.jsonl": [b'{"step": 1}\n', b'"a"\n'],
+    "meta.json": [b"[1]", b"{"],
+    "summary.json": [b"3", b"\xff"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, each) for name, all_ in DAMAGED.items() for each in all_]
+)
+def test_a_damaged_run_is_listed_as_such_among_the_others(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    whole = write_run(tmp_path, "grpo", 3)
+    damaged = write_run(tmp_path, "ppo", 5)
+    (damaged / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"the run {re.escape(str(damaged))} is damaged"):
+        read_run(damaged)
+    reasons: dict[Path, str] = {}
+    assert [run.folder for run in read_runs([damaged, whole], reasons)] == [whole]
+    assert list(reasons) == [damaged]
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["exp", "ppo", "5", "damaged"] in lines
+    assert ["exp", "grpo", "3", "finished"] in [line[:4] for line in lines]
+    assert "is damaged" in " ".join(out.split())
+
+
+def test_a_report_leaves_out_a_damaged_run_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_run(tmp_path, "grpo", rewards=[0.5], evaluations=[evaluation(2, [[1], [0]], [1, 0])])
+    damaged = write_run(tmp_path, "ppo")
+    (damaged / "config.yaml").write_text("a: [1")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    out = "".join(capsys.readouterr().out.split())
+    assert f"Note:therun{damaged}isdamaged" in out and "Itisleftout." in out
+    assert main(["report", str(damaged)]) == 2
+    assert "is not yaml" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = write_run(tmp_path, "grpo")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    whole = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return whole(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert find_runs(tmp_path) == [run]
+    assert main(["runs", str(closed)]) == 2  # the one that was asked for
+    assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["runs", "report"])
+def test_a_folder_without_a_name_is_refused(word: str, capsys: pytest.CaptureFixture[str]):
+    assert main([word, ""]) == 2
+    assert "a folder must have a name, got ''" in " ".join(capsys.readouterr().err.split())
 
 
 def test_runs_are_found_at_any_depth_but_not_inside_runs(tmp_path: Path):

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from zoo.rewards import deadline
 from zoo.rewards.deadline import LateError, within
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs Unix timers")
@@ -58,6 +60,61 @@ def test_a_late_one_is_given_up_and_the_signal_handler_is_as_it_was() -> None:
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     time.sleep(0.3)  # no alarm is left over
+
+
+@pytest.mark.parametrize("seconds", [1e10, sys.float_info.max])
+def test_a_time_beyond_every_timer_is_as_good_as_for_ever(seconds: float) -> None:
+    assert within(seconds, sleeps, {"seconds": 0}) == "back"
+    assert in_thread(lambda: within(seconds, sleeps, {"seconds": 0})) == "back"
+
+
+@pytest.mark.parametrize("around", [0.0, 100.0])
+@pytest.mark.parametrize("seconds", [1e-9, 5.0])
+def test_an_alarm_at_any_line_leaves_signals_as_they_were(seconds: float, around: float) -> None:
+    """The alarm is raised at the first line of the deadline's own code, then at the second, ….
+
+    With a nanosecond the timer's own alarm comes as soon as it is set, too.
+    """
+    code = deadline._by_signal.__code__
+    early: list[int] = []
+
+    def before(number: int, _frame: FrameType | None) -> None:
+        early.append(number)
+
+    def once(wanted: int) -> int:
+        """The lines that were passed, the alarm raised at the one with this number."""
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code is code and event == "line":
+                lines += 1
+                if lines == wanted:
+                    signal.raise_signal(signal.SIGALRM)
+            return trace
+
+        signal.setitimer(signal.ITIMER_REAL, around)
+        tracing = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert within(seconds, sleeps, {"seconds": 0}) == "back"
+        except LateError as error:
+            assert "no answer after" in str(error)
+        finally:
+            sys.settrace(tracing)
+        left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        assert around - 1 < left <= around
+        assert signal.getsignal(signal.SIGALRM) is before
+        return lines
+
+    handler = signal.signal(signal.SIGALRM, before)
+    try:
+        wanted = 1
+        while once(wanted) >= wanted:
+            wanted += 1
+        assert wanted > 12 and early  # through all of it, and before it had a handler of its own
+    finally:
+        signal.signal(signal.SIGALRM, handler)
 
 
 def test_what_a_function_raises_comes_through() -> None:

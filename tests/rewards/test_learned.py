@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,7 +159,23 @@ def test_hub_that_is_absent_is_named_at_once() -> None:
 
 
 def test_settings_out_of_range_are_refused(words: Path) -> None:
-    for settings in ({"batch_tokens": 0}, {"max_length": 1}, {"std": 0.0}):
+    infinite = float("inf")
+    for settings in (
+        {"batch_tokens": 0}, {"max_length": 1}, {"std": 0.0}, {"std": infinite}, {"mean": infinite}
+    ):  # fmt: skip
         (name,) = settings
         with pytest.raises(ConfigError, match=rf"reward\.{name}"):
             Learned(path=str(words), **settings)
+
+
+@pytest.mark.parametrize("std", ["-1", "0", "NaN", "Infinity", '"x"', "null"])
+def test_deviation_that_is_none_is_refused_with_the_folder(
+    std: str, words: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "scorer"
+    shutil.copytree(words, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = json.dumps({**config, "zoo_score_std": "HERE"}).replace('"HERE"', std)
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"scorer(.|\n)*reward\.std"):
+        Learned(path=str(folder), normalise=True).load("cpu")

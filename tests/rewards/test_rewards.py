@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.rewards.check import RewardError, check_output, check_scores
+from zoo.config import ConfigError, OnError
+from zoo.rewards.check import RESERVED, RewardError, check_output, check_scores
 from zoo.rewards.composite import Weighted
-from zoo.rewards.function import Function, OnError
+from zoo.rewards.function import Function
 from zoo.rewards.random_reward import Random
+from zoo.rewards.score import Patience
+from zoo.rewards.score import score as ask
 from zoo.rewards.shaping import Ended, Format, LengthPenalty, NumberInPlace, Rule
 from zoo.rewards.verifiable import LastNumber, Verifier, last_number
 from zoo.types import Completion, Prompt, RewardOutput
@@ -313,6 +316,14 @@ def test_shaped_gsm8k_orders_its_four_outcomes():
         ({"a": {"weight": 1.0, "reward": Ended(), "p": 1}}, "components.a needs _target_"),
         ({"a": {"weight": 1, "_target_": "zoo.rewards.shaping.Endet"}}, "Did you mean .*Ended"),
         ({"a": {"weight": 1, "_target_": "zoo.rewards.shaping.Format", "ruel": 1}}, "rule"),
+        (
+            {"a": {"weight": 1, "_target_": "zoo.rewards.function.Function", "fn": "math.squar"}},
+            r"^reward\.components\.a: reward\.fn=math\.squar: math has no 'squar'",
+        ),
+        *[
+            ({one: Ended()}, rf"components\.{one}: .* beside total.*Try {one}_1")
+            for one in RESERVED
+        ],
         # FAULTS B78: a penalty of weight −1 would reward what it punishes.
         ({"a": {"weight": -1, "reward": LengthPenalty()}}, r"is a penalty .*Try 1"),
     ],
@@ -336,9 +347,10 @@ def by_length(prompts, completions):
     return [len(text) for text in completions]
 
 
-def call(fn, texts=("a", "bb", "ccc", "dddd"), **settings):
+def call(fn, texts=("a", "bb", "ccc", "dddd"), on_error=OnError.stop):
     prompts = [prompt(name=f"p{i}", level=i) for i in range(len(texts))]
-    return Function(fn, **settings)(prompts, [completion(text) for text in texts])
+    patience = Patience(on_error=on_error)
+    return ask(Function(fn), prompts, [completion(text) for text in texts], patience)
 
 
 def test_function_gets_texts_and_columns():
@@ -412,8 +424,9 @@ def test_function_that_asks_for_a_column_that_is_not_there():
     def fn(prompts, completions, anwser):
         return []
 
-    with pytest.raises(RewardError, match=r"fn asks for 'anwser'.*Did you mean answer"):
-        call(fn)
+    for on_error in OnError:  # no row can be scored, so none of them abstains
+        with pytest.raises(ConfigError, match=r"fn asks for 'anwser'.*Did you mean answer"):
+            call(fn, on_error=on_error)
 
     def defaulted(prompts, completions, other=3):
         return [other] * 4
@@ -434,6 +447,48 @@ def test_function_that_raises_names_the_row_and_its_text():
 
 def test_function_that_raises_may_abstain_for_that_row_alone():
     assert call(picky, on_error=OnError.abstain).total == [1.0, 1.0, None, 1.0]
+
+
+def test_row_alone_has_the_columns_of_its_round():
+    def fn(completions, hint):
+        if "bb" in completions:
+            raise KeyError("k")
+        return [0.0 if one is None else 1.0 for one in hint]
+
+    prompts = [prompt(name="p0"), prompt(name="p1"), prompt(name="p2", hint="h")]
+    texts = [completion(text) for text in ("a", "bb", "ccc")]
+    output = ask(Function(fn), prompts, texts, Patience(on_error=OnError.abstain))
+    assert output.total == [0.0, None, 1.0]
+    with pytest.raises(RewardError, match=r"raised KeyError: 'k' at row 1 \(prompt p1\)"):
+        ask(Function(fn), prompts, texts)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_no_component_takes_the_curve_of_the_whole(name):
+    def fn(prompts, completions):
+        return [0.5] * len(prompts)
+
+    fn.__name__ = name
+    output = call(fn)
+    assert output.total == [0.5] * 4 and output.components == {f"fn_{name}": [0.5] * 4}
+    for on_error in OnError:
+        with pytest.raises(ConfigError, match=rf"reward <lambda> gave a component '{name}'"):
+            call(lambda completions: RewardOutput([1.0] * 4, {name: [1.0] * 4}), on_error=on_error)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_reward_sets_in_torch_is_set_back(fails):
+    def fn(completions):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return [[][0] if fails else 1.0] * len(completions)
+
+    try:
+        call(fn, on_error=OnError.abstain)
+        assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
 
 
 def test_function_that_fails_on_the_rows_together():

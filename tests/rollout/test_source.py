@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.batch import Batch, row_key
+from zoo.batch import Batch, Scale, row_key
+from zoo.config import ConfigError
 from zoo.functional import dead_groups
-from zoo.rewards.check import RewardError
+from zoo.rewards.check import RESERVED, RewardError
 from zoo.rollout import source as source_module
 from zoo.rollout.engine import Sampling
 from zoo.rollout.source import RolloutSource, Sampled
@@ -184,6 +185,9 @@ def test_B16_an_abstention_is_unscored_and_not_zero() -> None:
     assert means["reward/total"] == pytest.approx(1 / 3)  # of the three scored, not of four
     assert means["reward/half"] == pytest.approx(1 / 6)
     assert means["reward/abstained"] == pytest.approx(1 / 4)
+    # no component may be called as one of the others
+    curves = {name.removeprefix("reward/") for name in means if name.startswith("reward/")}
+    assert curves == {"half", *RESERVED}
     assert sampled.pool.sum("reason/unparsed") == 1
 
 
@@ -251,6 +255,53 @@ def test_rounds_of_different_width_are_joined() -> None:
     assert batch is not None and batch.prompt_ids == ("p0", "p2")
     assert batch.prompt_lengths.tolist() == [2, 2, 11, 11]
     assert batch.lengths.tolist() == [4, 5, 13, 14]
+
+
+def test_a_process_with_fewer_groups_is_filled_up_with_what_counts_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_module, "gathered", lambda mine: [4, mine])
+    batch = make(only_multiples_of(2), keep=alive).next(1).batch  # 0 1 2 → 0 2; the other has 4
+    assert batch is not None and batch.prompt_ids == ("p0", "p2", "p0", "p1")
+    assert batch.scored is not None
+    assert batch.scored.tolist() == [True] * 4 + [False] * 4
+    assert batch.completion_mask.any(1).tolist() == [True] * 4 + [False] * 4
+    scale = batch.local_scale(3)
+    assert (scale.groups, scale.sequences, scale.tokens) == (2, 4, 2 * (2 + 3))
+
+
+def test_a_process_without_any_signal_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "gathered", lambda mine: [2, mine])
+    batch = make(lambda p, i: 1.0, keep=alive).next(1).batch
+    assert batch is not None and batch.local_scale(3) == Scale(0, 0, 0, 3)
+
+
+class Keeps:
+    name = "mine"
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def keep(self, batch: Batch) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (None, "None"),
+        ([True, True, True], "[True, True, True]"),
+        (torch.ones(3), "torch.float32 [3]"),  # as an index: the second group, three times
+        (torch.ones(2, dtype=torch.bool), "torch.bool [2]"),
+        (torch.ones(3, 1, dtype=torch.bool), "torch.bool [3, 1]"),
+        (torch.tensor(True), "torch.bool []"),
+    ],
+)
+def test_keep_must_say_of_each_group_whether_it_stays(answer: Any, found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(keep=Keeps(answer).keep).next(1)
+    assert "algorithm=mine: keep must return a bool tensor [3]" in str(caught.value)
+    assert f"got {found}." in str(caught.value)
 
 
 # --- counts ---------------------------------------------------------------------------------------

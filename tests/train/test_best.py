@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from zoo.compose import compose
-from zoo.config import ConfigError
+from zoo.config import ConfigError, TrainConfig
 from zoo.evaluate.best import better, check_best_metric, score_of
 from zoo.evaluate.evaluator import Evaluated
 from zoo.instantiate import structured
 from zoo.train.progress import Progress
-from zoo.train.session import Session
+from zoo.train.session import Session, TrainingError
 from zoo.types import EvaluationSet
 
 
@@ -143,3 +144,24 @@ def test_B75_B16_warnings_of_a_step(metrics: dict[str, float], kinds: list[str])
     made = session(Path(), "heldout/accuracy")
     made._warn(metrics)
     assert made.recorder.kinds == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "critic_lr", "way_out"),
+    [
+        ("policy", 0.5, "Lower train.lr (now 0.0002)"),
+        ("critic", None, "Lower train.lr (now 0.0002)"),
+        ("critic", 0.5, "Lower train.critic_lr (now 0.5)"),
+    ],
+)
+def test_weights_that_broke_name_the_learning_rate_they_had(
+    name: str, critic_lr: float | None, way_out: str
+) -> None:
+    made, broken = session(Path(), "heldout/accuracy"), torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(broken.bias, math.nan)
+    made.run.trainables = {name: SimpleNamespace(module=broken)}
+    made.run.config = SimpleNamespace(train=TrainConfig(critic_lr=critic_lr))
+    with pytest.raises(TrainingError) as caught:
+        made._check_weights()
+    assert f"the {name}'s weights bias are not finite" in str(caught.value)
+    assert way_out in str(caught.value)

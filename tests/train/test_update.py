@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from tests.models.tiny import full_logprobs, llama, ragged_batch
 from tests.train.modules import ScriptedCritic, ScriptedPolicy, captured, rows
-from zoo.algorithms.base import Algorithm
+from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.algorithms.dpo import DPO
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO, Truncation
 from zoo.algorithms.sft import SFT
 from zoo.batch import Batch
+from zoo.config import ConfigError
 from zoo.functional import Average, KLEstimator
 from zoo.models.critic import Critic
 from zoo.models.models import Models
 from zoo.models.policy import Policy
+from zoo.train import update as update_module
 from zoo.train.metrics import Pool
 from zoo.train.update import Trainable, Updated, update
 
@@ -666,3 +668,71 @@ def test_terms_are_backpropagated_before_the_next_forward() -> None:
     setting.models.critic.forward = forward
     setting.gradients(setting.batch, 10**6)
     assert events == ["after"]
+
+
+# --- what an algorithm of somebody else yields ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Yields(Algorithm):
+    """Makes its losses of the policy's log-probs with a function."""
+
+    make: Any = None
+    name: ClassVar[str] = "mine"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(DataKind.examples)
+
+    def losses(self, batch: Batch, models: Models) -> Any:
+        return self.make(models.policy(batch).logprobs)
+
+
+def yields(made: Any) -> dict[str, float]:
+    batch = rows([2, 3], {})
+    policy = ScriptedPolicy()
+    trainables = captured(policy=policy)
+    return step(batch, Yields(make=made), Models(policy=policy), trainables, budget=4)[1]
+
+
+def metric(name: Any, value: Any = (1.0, 1)) -> Any:
+    return lambda x: [LossTerm("policy", x.sum(), {name: value})]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x: [], "losses yielded no LossTerm for a batch of 2 rows"),
+        (lambda x: None, "losses must yield LossTerms, and returned NoneType"),
+        (lambda x: x.sum(), "losses must yield LossTerms, and returned Tensor"),
+        (lambda x: [("policy", x.sum())], "losses must yield LossTerms, got tuple"),
+        (lambda x: [LossTerm("a", x)], "the loss of the term 'a' must be a scalar tensor"),
+        (lambda x: [LossTerm("a", 0.5)], "must be a scalar tensor, got 0.5"),  # pyright: ignore
+        (lambda x: [LossTerm("a", x.sum().detach())], "must depend on a module under training"),
+        (lambda x: [LossTerm("a", x.sum(), [1])], "metrics must be a mapping"),  # pyright: ignore
+        (metric("m", 3.0), "the metric 'm' must be (sum, count), two numbers, got 3.0"),
+        (metric("m", ("a", 1)), "the metric 'm' must be (sum, count)"),
+        (metric("m", (torch.ones(2), 1)), "the metric 'm' must be (sum, count)"),
+        *((metric(name), f"the metric {name!r} is the name of one of zoo's own") for name in
+          ("step", "updates", "flops", "lr/policy", "loss/policy", "reward/total", "seconds/step")),
+    ],
+)  # fmt: skip
+def test_what_losses_yield_is_checked(made: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        yields(made)
+    assert "algorithm=mine: " in str(caught.value) and message in str(caught.value)
+
+
+def test_a_micro_batch_may_yield_nothing_where_another_does() -> None:
+    left = iter([1])  # the first of two micro-batches
+    metrics = yields(lambda x: [LossTerm("policy", x.sum(), {"m": (2, 4)}) for _ in left])
+    assert metrics["loss/policy"] == -2.0 and metrics["m"] == 0.5
+
+
+def test_processes_whose_terms_differ_are_told_before_the_gradient_is_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = lambda mine: [mine, "" if isinstance(mine, str) else mine]  # noqa: E731
+    monkeypatch.setattr(update_module, "gathered", shared)
+    with pytest.raises(ConfigError, match=r"\(rank 0 policy, rank 1 none\)"):
+        yields(lambda x: [LossTerm("policy", x.sum())])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from zoo.batch import Batch
+from zoo.config import ConfigError
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
@@ -43,6 +44,74 @@ class Needs:
     # The loss is advantages × something and nothing else: a group whose advantages are all 0 adds
     # nothing to it, so its forward and backward pass may be left out
     silent_without_advantage: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "data", DataKind(self.data))
+        except ValueError:
+            raise ValueError(
+                f"needs.data must be one of {', '.join(DataKind)}, got {self.data!r}."
+            ) from None
+        roles = ("policy", "critic", "reward_model", "reference")
+        named = isinstance(self.trains, tuple) and all(role in roles for role in self.trains)
+        if not named or not self.trains:
+            raise ValueError(
+                "needs.trains must be a tuple of modules to train, policy, critic or reward_model, "
+                f'got {self.trains!r}. Write, for example, trains=("policy",).'
+            )
+        if not isinstance(self.min_group_size, int) or self.min_group_size < 1:
+            raise ValueError(
+                "needs.min_group_size must be a whole number of at least 1, got "
+                f"{self.min_group_size!r}."
+            )
+
+
+def called(algorithm: object) -> str:
+    """What messages call an algorithm."""
+    name = getattr(algorithm, "name", "") or getattr(algorithm, "__name__", "")
+    return f"algorithm={name or type(algorithm).__name__}"
+
+
+def needs_of(algorithm: Algorithm) -> Needs:
+    """What an algorithm needs.
+
+    Raises:
+        ConfigError: it says something else, or what cannot be.
+    """
+    try:
+        needs: object = algorithm.needs
+    except ValueError as error:
+        raise ConfigError(f"{called(algorithm)}: {error}") from error
+    if not isinstance(needs, Needs):
+        raise ConfigError(
+            f"{called(algorithm)}: `needs` must be a property that returns Needs(…), got "
+            f"{needs!r:.80}."
+        )
+    for role, loaded in (("critic", needs.critic), ("reference", False)):
+        if role in needs.trains and not loaded:
+            way_out = "Return Needs(critic=True) too." if role == "critic" else "It stays frozen."
+            raise ConfigError(
+                f"{called(algorithm)} trains {role!r}, which its `needs` do not load as a module "
+                f"under training. {way_out}"
+            )
+    return needs
+
+
+def checked_state(algorithm: Algorithm, state: Any, verb: str) -> dict[str, float]:
+    """What `initial_state` or `next_state` returned.
+
+    Raises:
+        ConfigError: no finite numbers by name, so that no checkpoint or metric could hold them.
+    """
+    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not named or not all(
+        isinstance(value, int | float) and math.isfinite(value) for value in state.values()
+    ):
+        raise ConfigError(
+            f"{called(algorithm)}: {verb} must return finite numbers by name, got {state!r:.80}. "
+            'Return, for example, {"kl_coef": 0.1}, or {} for none.'
+        )
+    return state
 
 
 @dataclass(frozen=True)
@@ -105,7 +174,11 @@ class Algorithm:
         return self.epochs * self.minibatches
 
     def keep(self, batch: Batch) -> Tensor:
-        """[N] bool: the groups worth training on (default: all)."""
+        """[N] bool: the groups worth training on (default: all).
+
+        A process that keeps fewer than another is given groups without a score and without a token
+        under training in their place: they must add nothing to the loss.
+        """
         return batch.completion_mask.new_ones(batch.n_groups)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:

@@ -15,7 +15,7 @@ their place in the group.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -55,14 +55,16 @@ class OnlineDPO(Algorithm):
         return pairs.replace(ref_logprobs=models.reference_logprobs(pairs))
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
-        assert batch.scale is not None and batch.ref_logprobs is not None
         out = models.policy(batch)
+        alive = batch.extra["alive"]  # [B]; a dead pair may have no token to compare
+        out = replace(out, logprobs=out.logprobs[alive], entropy=out.entropy[alive])
+        batch = batch.select_groups(alive[::2])
+        assert batch.scale is not None and batch.ref_logprobs is not None
         chosen, rejected = common.pair_logprobs(out.logprobs, batch, average=False)
         reference = common.pair_logprobs(batch.ref_logprobs, batch, average=False)
         loss = dpo_sigmoid(chosen, rejected, *reference, beta=self.beta)
         margin = self.beta * ((chosen - reference[0]) - (rejected - reference[1]))
-        alive = batch.extra["alive"][::2]  # [N]
         metrics = common.preference_metrics(margin, chosen, rejected, out, batch)
         drift = torch.where(batch.completion_mask, out.logprobs.detach() - batch.ref_logprobs, 0.0)
         metrics["kl_ref"] = (drift.sum(), batch.completion_mask.sum())
-        yield LossTerm("policy", aggregate_rows(loss, batch.scale.groups, alive), metrics)
+        yield LossTerm("policy", aggregate_rows(loss, batch.scale.groups), metrics)

@@ -33,6 +33,7 @@ import torch
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.algorithms.common import (
     check_clip,
+    check_positive,
     check_priced,
     old_logprobs,
     start_logprobs,
@@ -85,6 +86,7 @@ class PPO(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_clip(self.clip_eps, self.clip_eps_high, self.kl_coef)
+        check_positive(value_coef=self.value_coef)
         for key in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(

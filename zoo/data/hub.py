@@ -6,10 +6,10 @@ import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
+from zoo.data.left_out import remembered
 from zoo.data.rows import Kind, Malformed, Reader, Row, without_overlap
 from zoo.data.table import (
     Table,
@@ -73,7 +73,7 @@ class Hub(Table):
         return tuple(without_overlap(list(rows), list(heldout), self.name)), heldout
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _read(
     place: tuple[str, str | None, str, str | None], key: tuple[Any, ...], max_malformed: float
 ) -> tuple[Any, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.gsm8k import check_counts, rows_of
+from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Malformed, without_duplicates
 from zoo.rewards.constraints import CHECKS, Constraints, Mode, check_instructions
@@ -80,7 +80,7 @@ class IFEval:
         return train, heldout
 
 
-@lru_cache(maxsize=4)
+@remembered
 def read_ifeval(path: str | None, name: str) -> tuple[Prompt, ...]:
     """All prompts, with the columns instruction_id_list and kwargs.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from zoo.data.left_out import remembered
 from zoo.data.rows import Kind, Malformed, Reader, read_jsonl, without_overlap
 from zoo.data.table import (
     Table,
@@ -28,7 +28,7 @@ class JSONL(Table):
     | prompts | `prompt` (a text, or turns {role, content}), `answer` where there is a gold |
     | examples | `prompt`, `completion` |
     | pairs | `prompt`, `chosen`, `rejected`, perhaps `margin`, or `preferred` (1 or 2: which) |
-    | rankings | `prompt`, `completions` (best first, or with `scores`) |
+    | rankings | `prompt`, `completions` (best first, or with `scores` or `ranks`) |
     | labelled | `prompt`, `completion`, `label` (true: desirable) |
 
     Pairs may come without a prompt as two whole dialogues (turns, or a text with `Human:` and
@@ -87,7 +87,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _read(
     path: str, stamp: tuple[int, int] | None, key: tuple[Any, ...], max_malformed: float
 ) -> tuple[Any, ...]:

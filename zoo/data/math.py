@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.gsm8k import check_counts, read_gsm8k, rows_of
+from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Malformed, Row
 from zoo.rewards.extract import last_box
@@ -96,7 +96,7 @@ class MATH:
         return _read(self.path, self.name, self.test_name, split, self.instruction)
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _read(
     path: str | None, name: str, test_name: str, split: str, instruction: str
 ) -> tuple[Prompt, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,7 +14,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from zoo.config import ConfigError
+from zoo.data.left_out import LeftOut, remembered
 from zoo.data.rows import content_of, without_duplicates, without_overlap
+from zoo.data.table import missing_golds
+from zoo.rewards.check import RESERVED
 from zoo.rewards.score import Patience, fingerprint, score
 from zoo.types import (
     Completion,
@@ -28,8 +31,6 @@ from zoo.types import (
 )
 
 T = TypeVar("T")
-# Names of other curves beside reward/SOURCE.
-_TAKEN = ("total", "squared", "abstained")
 _VERBS = ("offers", "max_new_tokens", "evaluation_sets")  # of every data set
 
 
@@ -194,10 +195,12 @@ class Mixture:
         if len(bare) == len(own):
             return None
         if bare:
+            part = next(part for part in self._parts if part.name == bare[0])
+            hint = missing_golds(part.data).replace("data.", f"{part.where}.")
             raise ConfigError(
-                f"data.parts.{bare[0]} has no verifier, so its prompts could not be judged. Give "
-                f"it one: data.parts.{bare[0]}.reward={{_target_: …}}; or set reward=NAME, which "
-                "then judges all parts alike."
+                f"{part.where} has no verifier, so its prompts could not be judged. Give it one: "
+                f"{part.where}.reward={{_target_: …}}; or set reward=NAME, which then judges all "
+                f"parts alike.{hint}"
             )
         return BySource({name: reward for name, reward in own.items() if reward is not None})
 
@@ -239,26 +242,23 @@ class Mixture:
             )
         return list(self._rows(kind))
 
-    def _rows(self, kind: str) -> Sequence[Any]:
-        cache = self._cache
-        if kind not in cache:
-            rows: dict[str, list[Any]] = {}
-            for part in self._parts:
-                with _named(part.where):
-                    own = getattr(part.data, kind)()
-                rows[part.name] = [_marked(row, part.name) for row in own]
-            rows = self._without_repeats(rows)
-            ordered = {
-                name: sorted(own, key=lambda row: _order(self.data_seed, _prompt_of(row).id))
-                for name, own in rows.items()
-            }
-            weights = {part.name: part.weight for part in self._parts}
-            cache[kind] = interleave(ordered, weights, self.until)
-        return cache[kind]
-
     @cached_property
-    def _cache(self) -> dict[str, list[Any]]:
-        return {}
+    def _rows(self) -> Callable[[str], list[Any]]:
+        return remembered(self._woven)
+
+    def _woven(self, kind: str) -> list[Any]:
+        rows: dict[str, list[Any]] = {}
+        for part in self._parts:
+            with _named(part.where):
+                own = getattr(part.data, kind)()
+            rows[part.name] = [_marked(row, part.name) for row in own]
+        rows = self._without_repeats(rows)
+        ordered = {
+            name: sorted(own, key=lambda row: _order(self.data_seed, _prompt_of(row).id))
+            for name, own in rows.items()
+        }
+        weights = {part.name: part.weight for part in self._parts}
+        return interleave(ordered, weights, self.until)
 
     def _without_repeats(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Nothing that is judged on, and nothing that an earlier part has; both are reported."""
@@ -277,6 +277,7 @@ class Mixture:
                 warnings.warn(
                     f"{where}: left out {len(own) - len(new)} of {len(own)} rows that an earlier "
                     "part has as well.",
+                    LeftOut,
                     stacklevel=2,
                 )
             seen |= {content_of(_prompt_of(row)) for row in new}
@@ -332,10 +333,10 @@ def _part(name: str, node: Any) -> Part:
     from zoo.instantiate import build
 
     where = f"data.parts.{name}"
-    if name in _TAKEN or not name.isidentifier():
+    if name in RESERVED or not name.isidentifier():
         raise ValueError(
             f"{where}: a part's name must be a plain word that names no other curve "
-            f"({', '.join(_TAKEN)}), got {name!r}. Try {name.strip('_') or 'part'}_1."
+            f"({', '.join(RESERVED)}), got {name!r}. Try {name.strip('_') or 'part'}_1."
         )
     settings = dict(node) if isinstance(node, Mapping) else {"data": node, "weight": 1.0}
     weight = settings.pop("weight", None)

@@ -8,17 +8,21 @@ than its rows.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import math
 import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from zoo.config import ConfigError
+from zoo.data.left_out import LeftOut
 from zoo.rewards.math import STYLES
 from zoo.types import Example, LabelledCompletion, PreferencePair, Prompt
 
@@ -47,7 +51,7 @@ OPTIONAL = {
     Kind.prompts: ("answer",),
     Kind.examples: ("answer",),
     Kind.pairs: ("margin", "preferred"),
-    Kind.rankings: ("scores",),
+    Kind.rankings: ("scores", "ranks"),
     Kind.labelled: (),
 }
 
@@ -105,6 +109,7 @@ class Malformed:
             )
         warnings.warn(
             f"{self.source}: left out {len(rows)} of {total} rows ({shown}{more}).",
+            LeftOut,
             stacklevel=2,
         )
 
@@ -124,7 +129,9 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
     """
     file = existing(path)
     try:
-        return _from_table(file) if file.suffix == ".parquet" else _from_lines(file, malformed)
+        if _format(file) == ".parquet":
+            return _from_table(file)
+        return _from_lines(file, malformed)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(
             f"{file} cannot be read: {error}. A file that is cut, or no {file.suffix} inside, has "
@@ -132,12 +139,26 @@ def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
         ) from error
 
 
+def _format(file: Path) -> str:
+    """The last suffix in lower case, that of packing apart."""
+    return Path(file.stem if _packed(file) else file.name).suffix.lower()
+
+
+def _packed(file: Path) -> bool:
+    return file.suffix.lower() == ".gz"
+
+
+def _opened(file: Path) -> Any:
+    return gzip.open(file, "rb") if _packed(file) else file.open("rb")
+
+
 def _from_table(file: Path) -> tuple[list[Row], int]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        items = pyarrow.parquet.read_table(file).to_pylist()
+        with _opened(file) as content:
+            items = pyarrow.parquet.read_table(content).to_pylist()
     except (pyarrow.ArrowException, ValueError) as error:
         raise ConfigError(f"{file} is no readable parquet file: {error}.") from error
     if not items:
@@ -146,15 +167,14 @@ def _from_table(file: Path) -> tuple[list[Row], int]:
 
 
 def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
-    opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
     rows: list[Row] = []
     total = 0
-    if file.suffixes[:1] == [".json"]:
-        with opened(file, "rb") as content:
+    if _format(file) == ".json":
+        with _opened(file) as content:
             whole = content.read().removeprefix(b"\xef\xbb\xbf").lstrip()
         if whole.startswith(b"["):
             return _from_array(file, whole, malformed)
-    with opened(file, "rb") as lines:
+    with _opened(file) as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -210,6 +230,11 @@ def existing(path: str | Path) -> Path:
         raise ConfigError(
             f"{file} is a folder, not a file. Name one of its files: {', '.join(names) or 'none'}."
         )
+    if file.exists():
+        raise ConfigError(
+            f"{file} is no regular file but a device or a pipe, which cannot be read twice. Write "
+            "its rows to a file first, and name that."
+        )
     if not folder.is_dir():
         raise ConfigError(f"there is no file {file}: its folder {folder} does not exist either.")
     hint = did_you_mean(file.name, [entry.name for entry in folder.iterdir()], f"{folder}/")
@@ -243,8 +268,11 @@ class Reader:
         rows = list(rows)
         self._check_columns(rows)
         found = []
+        best_first = all(self._unmarked(row) for _, row in rows)
         for line, row in rows:
             try:
+                if self._unmarked(row) and not best_first:
+                    raise _BadRowError("no scores or ranks, which other rows have")
                 found.append(self._one(line, row))
             except _BadRowError as error:
                 malformed.add(line, str(error))
@@ -264,7 +292,7 @@ class Reader:
         required = {name: self.columns.get(name, name) for name in REQUIRED[self.kind]}
         named = {name: self.columns[name] for name in OPTIONAL[self.kind] if name in self.columns}
         if self.kind is Kind.rankings:
-            named.pop("scores", None)  # it may lie inside the completions
+            named = {}  # they may lie inside the completions
         if self._dialogues(present) and rows and _is_dialogue(self._value(rows[0][1], "chosen")):
             required.pop("prompt")
         for name, column in (required | named).items():
@@ -274,6 +302,11 @@ class Reader:
                     f"{did_you_mean(column, present)} It has: {', '.join(sorted(present))}. "
                     f"Set data.columns.{name} to one of them."
                 )
+
+    def _unmarked(self, row: Mapping[str, Any]) -> bool:
+        """Whether a ranking says by no number what is better; an output may where one is mapped."""
+        own = self.kind is Kind.rankings and not {"scores", "ranks"} & self.columns.keys()
+        return own and row.get("scores") is None and row.get("ranks") is None
 
     def _dialogues(self, columns: Iterable[str]) -> bool:
         """Whether pairs come without a prompt, which then is how both dialogues begin."""
@@ -318,8 +351,11 @@ class Reader:
         answer = self._value(row, "answer") if "answer" in OPTIONAL[self.kind] else None
         columns = {k: v for k, v in row.items() if k not in self._used()}
         if answer is not None:
-            if isinstance(answer, bool | list | dict) or not str(answer).strip():
-                raise _BadRowError(f"answer must be a text or a number, got {answer!r}")
+            number = isinstance(answer, int | float | Decimal) and not isinstance(answer, bool)
+            if not (number or (isinstance(answer, str) and answer.strip())):
+                raise _BadRowError(f"answer must be a text or a number, got {answer!r:.40}")
+            if isinstance(answer, float | Decimal) and not math.isfinite(answer):
+                raise _BadRowError(f"answer must be finite, got {answer!r:.40}")
             style = row.get("style", self.style)
             if style not in STYLES:
                 raise _BadRowError(f"style must be one of {', '.join(STYLES)}, got {style!r:.40}")
@@ -367,20 +403,57 @@ class Reader:
         if not isinstance(outputs, list) or len(outputs) < 2:
             raise _BadRowError("completions must be a list of at least two")
         texts = tuple(_reply(output, "completions", may_be_empty=True) for output in outputs)
-        scores = self._value(row, "scores")
-        if scores is None and "scores" in self.columns:
-            inside = self.columns["scores"]
-            if not all(isinstance(output, dict) and inside in output for output in outputs):
-                raise _BadRowError(f"no {inside!r} (scores), neither in the row nor in each output")
-            scores = [output[inside] for output in outputs]
-        if scores is None:  # best first
-            scores = list(range(len(texts), 0, -1))
-        if not isinstance(scores, list) or len(scores) != len(texts):
-            raise _BadRowError(f"scores must be a list of {len(texts)} numbers")
-        values = tuple(_finite(score, "scores") for score in scores)
+        scores, ranks = (self._marks(row, name, outputs) for name in ("scores", "ranks"))
+        if scores is None and ranks is None:
+            self._refuse_unnamed_marks(row, outputs)
+            ranks = tuple(range(1, len(texts) + 1))  # best first
+        values = scores or tuple(len(texts) + 1.0 - rank for rank in ranks or ())
         if len(set(values)) == 1:
-            raise _BadRowError("all scores are equal: nothing is preferred")
+            raise _BadRowError(
+                f"all {'scores' if scores else 'ranks'} are equal: nothing is preferred"
+            )
+        for i, j in itertools.permutations(range(len(texts)), 2):
+            if values[i] > values[j] and texts[i] == texts[j]:
+                raise _BadRowError(
+                    f"completions {i + 1} and {j + 1} are the same ({texts[i]!r:.40}) and yet one "
+                    "is better"
+                )
+            if values[i] > values[j] and ranks and ranks[i] > ranks[j]:
+                raise _BadRowError(
+                    f"completion {i + 1} has a higher score than completion {j + 1} and a worse "
+                    "rank"
+                )
         return Ranking(prompt, texts, values)
+
+    def _marks(
+        self, row: Mapping[str, Any], name: str, outputs: list[Any]
+    ) -> tuple[float, ...] | None:
+        """The numbers of one of our names, in the row or, where it is mapped, in each output."""
+        marks = self._value(row, name)
+        if marks is None and name in self.columns:
+            inside = self.columns[name]
+            if not all(isinstance(output, dict) and inside in output for output in outputs):
+                raise _BadRowError(f"no {inside!r} ({name}), neither in the row nor in each output")
+            marks = [output[inside] for output in outputs]
+        if marks is None:
+            return None
+        if not isinstance(marks, list) or len(marks) != len(outputs):
+            raise _BadRowError(f"{name} must be a list of {len(outputs)} numbers")
+        return tuple(_finite(mark, name) for mark in marks)
+
+    def _refuse_unnamed_marks(self, row: Mapping[str, Any], outputs: list[Any]) -> None:
+        """A number for each completion under another name may say that they are not best first."""
+        found = [name for name in row.keys() - self._used() if _numbers(row[name], len(outputs))]
+        if all(isinstance(output, dict) for output in outputs):
+            inside = outputs[0].keys()
+            found += [k for k in inside if _numbers([o.get(k) for o in outputs], len(outputs))]
+        if found:
+            name = min(found)
+            raise _BadRowError(
+                f"no scores or ranks, but a number for each completion in {name!r}: set "
+                f"data.columns.scores={name} (higher is better) or data.columns.ranks={name} (1 is "
+                "best), or take it out of the rows where completions are best first"
+            )
 
 
 class _BadRowError(Exception):
@@ -468,6 +541,12 @@ def _turn(value: Any) -> dict[str, str]:
     return {"role": role, "content": _check_unicode(text)}
 
 
+def _numbers(values: Any, count: int) -> bool:
+    if not isinstance(values, list) or len(values) != count:
+        return False
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
 def _finite(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _BadRowError(f"{name} must be numbers, got {value!r:.40}")
@@ -505,6 +584,7 @@ def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> 
         warnings.warn(
             f"{source}: {len(train) - len(kept)} of {len(train)} training prompts are also "
             "held-out ones; they are not trained on.",
+            LeftOut,
             stacklevel=2,
         )
     if train and not kept:
@@ -515,13 +595,22 @@ def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> 
 
 
 def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> list[T]:
-    """The first of each; what is left out is said once."""
+    """The first of each; what is left out is said, and where its answer is another one."""
     first: dict[str, T] = {}
+    others = []
     for item in items:
-        first.setdefault(key(item), item)
+        kept = first.setdefault(key(item), item)
+        if isinstance(item, Prompt) and isinstance(kept, Prompt):
+            answer, before = (one.columns.get("answer") for one in (item, kept))
+            if answer != before:
+                others.append(f"{item.id} says {answer!r:.40} and {kept.id} {before!r:.40}")
     if len(first) < len(items):
+        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+        named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
         warnings.warn(
-            f"{source}: left out {len(items) - len(first)} rows that repeat an earlier one.",
+            f"{source}: left out {len(items) - len(first)} rows that repeat an earlier one"
+            f"{named if others else ''}.",
+            LeftOut,
             stacklevel=2,
         )
     return list(first.values())

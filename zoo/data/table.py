@@ -60,6 +60,22 @@ def has_golds(prompts: tuple[Prompt, ...]) -> bool:
     return bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
 
 
+def missing_golds(data: Any) -> str:
+    """Why data of prompts has no verifier: the columns that it has instead of `answer`; or ""."""
+    from zoo.instantiate import nearest  # here, not at the top: it imports every group
+
+    if not isinstance(data, Table) or data.kind is not Kind.prompts:
+        return ""
+    others = sorted({name for prompt in data.prompts() for name in prompt.columns})
+    if not others:
+        return " Its prompts have no column answer, nor any other."
+    near = (nearest("answer", others) or ["NAME"])[0]
+    return (
+        f" Its prompts have no column answer, but {', '.join(others)}. If one of them holds the "
+        f"right answers, set data.columns.answer={near}."
+    )
+
+
 def evaluation_sets(heldout: tuple[Prompt, ...]) -> list[EvaluationSet]:
     """heldout, where there are golds, and the guard."""
     sets = [EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from zoo.config import ConfigError
 from zoo.types import Prompt
 
 Row = tuple[list[int], list[int]]  # ids of the prompt, ids of the completion
@@ -81,6 +82,16 @@ def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> li
                 f"prompt {prompt.id!r} has no tokens: nothing would predict its first completion "
                 "token. Give it more text, or a tokenizer with a BOS token."
             )
+    if (
+        len({tuple(ids) for ids in result}) == 1
+        and len({plain_text(p).strip() for p in prompts}) > 1
+    ):
+        raise ConfigError(
+            f"all {len(prompts)} prompts become the same {len(result[0])} tokens "
+            f"({tokenizer.decode(result[0])!r:.80}), though their texts differ: the chat template "
+            f"or the vocabulary of the tokenizer{_named(tokenizer)} loses what they say. Set "
+            "model.chat_template, or another model.tokenizer."
+        )
     return result
 
 
@@ -110,12 +121,24 @@ def _chat(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Sequence[dict[str, str]]], generation: bool
 ) -> list[list[int]]:
     conversations = [[dict(turn) for turn in chat] for chat in chats]
-    texts: Any = tokenizer.apply_chat_template(
-        conversations, add_generation_prompt=generation, tokenize=False
-    )
+    try:
+        texts: Any = tokenizer.apply_chat_template(
+            conversations, add_generation_prompt=generation, tokenize=False
+        )
+    except Exception as error:  # a template raises what it likes
+        raise ConfigError(
+            f"the chat template of the tokenizer{_named(tokenizer)} cannot write "
+            f"{'prompts' if generation else 'turns and replies'}: {type(error).__name__}: "
+            f"{str(error)[:200]}. Set model.chat_template to one that can, or leave out of the "
+            "data what it refuses."
+        ) from error
     # The template writes BOS where the model wants one; the tokenizer must not add another.
     encoded: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return [list(ids) for ids in encoded]
+
+
+def _named(tokenizer: PreTrainedTokenizerBase) -> str:
+    return f" {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
 
 
 def assistant_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:

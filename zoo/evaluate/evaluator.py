@@ -144,6 +144,7 @@ class Evaluator:
                 "outcomes": [],
                 "greedy": None,
                 "reasons": [],
+                "texts": [],
             }
             for i, p in zip(indices, prompts, strict=True)
         ]
@@ -167,7 +168,7 @@ class Evaluator:
                     row["truncated"] = [flat[j].truncated for j in own]
                     kept += [(prompts[k], flat[j]) for j in own]
                 first = own[0]
-                row.setdefault("texts", []).append(
+                row["texts"].append(
                     {
                         "set": item.name,
                         "prompt_id": prompts[k].id,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP)
+BLOCK = 2**20  # bytes hashed at once
 
 
 class RecordError(RuntimeError):
@@ -70,6 +76,25 @@ def write_text(path: Path, text: str) -> None:
         raise _refused(path, error) from error
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link (not what it leads to), if any.
+
+    Raises:
+        OSError: it may not be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def way_out(error: Exception) -> str:
+    """What helps where a file could not be written."""
+    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
+        return "Delete what is in its place"
+    return "Free space or choose another folder (output=…)"
+
+
 class JsonLines:
     """One JSON object a line, appended; a line is in the file whole or not at all.
 
@@ -87,6 +112,7 @@ class JsonLines:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             os.ftruncate(self._file, keep)
+            self._hash = _hash(path, keep)
         except OSError as error:
             raise _refused(path, error) from error
         self._length = keep
@@ -102,6 +128,7 @@ class JsonLines:
             os.ftruncate(self._file, self._length)  # a full disk leaves no torn line behind
             raise _refused(self.path, error) from error
         self._length += len(data)
+        self._hash.update(data)
 
     def sync(self) -> int:
         """Bytes in the file, once they are on the disk (power-loss-safe)."""
@@ -111,20 +138,33 @@ class JsonLines:
             raise _refused(self.path, error) from error
         return self._length
 
+    def sha256(self) -> str:
+        """Of all that was written; kept up line by line, so that no checkpoint reads the file."""
+        return self._hash.hexdigest()
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-def check_length(path: Path, keep: int) -> None:
-    """Refuse a file that no longer holds the first `keep` bytes as whole lines.
+def check_length(path: Path, keep: int, sha256: str | None = None) -> None:
+    """Refuse a file that no longer holds the first `keep` bytes as whole lines, unaltered.
 
+    Args:
+        sha256: of these bytes; None where a checkpoint of an older version did not keep it.
     Raises:
         RecordError: names the file and both lengths.
     """
     if keep == 0:
         return
+    try:
+        _check_length(path, keep, sha256)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_length(path: Path, keep: int, sha256: str | None) -> None:
     length = path.stat().st_size if path.exists() else 0
     if length < keep:
         raise RecordError(
@@ -138,19 +178,51 @@ def check_length(path: Path, keep: int) -> None:
                 f"{path} has no end of line at byte {keep}, where the checkpoint was written: the "
                 "file was altered. Resume from an older checkpoint, or start a new run elsewhere."
             )
+    if sha256 is not None and _hash(path, keep).hexdigest() != sha256:
+        raise RecordError(
+            f"{path} was altered before byte {keep}, where the checkpoint was written (its hash "
+            "differs). Resume from an older checkpoint, or start a new run elsewhere."
+        )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; [] where there is none."""
+    """The objects of a JSON-lines file; [] where there is none.
+
+    Raises:
+        RecordError: the file cannot be read, or a line is damaged; names the line.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+    found, place = [], ""
+    try:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            place = f" in line {number}"
+            if line:
+                found.append(json.loads(line))
+                if not isinstance(found[-1], dict):
+                    raise ValueError("no object")
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{path} is damaged{place} ({error}). Restore it from a copy, or delete {path.parent} "
+            "to start anew."
+        ) from error
+    return found
+
+
+def _hash(path: Path, length: int) -> hashlib._Hash:
+    """The running hash of a file's first `length` bytes."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while length > 0 and (block := file.read(min(length, BLOCK))):
+            found.update(block)
+            length -= len(block)
+    return found
 
 
 def _refused(path: Path, error: OSError) -> RecordError:
     return RecordError(
-        f"cannot write {path}: {error.strerror or error}. Free space or choose another folder "
-        "(output=…), then run the same command again: it resumes."
+        f"cannot write {path}: {error.strerror or error}. {way_out(error)}, then run the same "
+        "command again: it resumes."
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -60,7 +61,7 @@ def display(
         enabled: False shows messages only.
         stream: where to write; standard output.
     """
-    target: TextIO = sys.stdout if stream is None else stream
+    target = cast(TextIO, Courtesy(sys.stdout if stream is None else stream))
     status = Status(total_steps, first_step)
     if not enabled:
         return Lines(status, title, target, steps=False)
@@ -68,6 +69,45 @@ def display(
     if target.isatty() and not console.is_dumb_terminal:
         return Live(status, title, console)
     return Lines(status, title, target)
+
+
+class Courtesy:
+    """A stream that drops what it cannot write: what is shown is no part of a run.
+
+    The reader may leave (`zoo … | head`), the terminal be closed, the disk under a log be full.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._drop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop(self) -> None:
+        """Empty the stream's buffer into nothing: left there, it would fail again at the exit."""
+        with suppress(OSError, ValueError):  # streams of no file have no buffer
+            number, nothing = self._stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+            before = os.dup(number)
+            try:
+                os.dup2(nothing, number)
+                self._stream.flush()
+            finally:
+                os.dup2(before, number)
+                os.close(before)
+                os.close(nothing)
 
 
 class Status:
@@ -155,10 +195,7 @@ class Lines:
         yield advance
 
     def message(self, text: str) -> None:
-        try:
-            print(text, file=self._stream, flush=True)
-        except (BrokenPipeError, ValueError):  # the reader left (`zoo … | head`); the run goes on
-            self._steps = False
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

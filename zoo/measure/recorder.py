@@ -170,6 +170,10 @@ class Recorder:
         """Bytes of each file, on the disk when this returns; for the checkpoint's manifest."""
         return {name: file.sync() for name, file in self._files.items()}
 
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each file's bytes so far; for the checkpoint's manifest."""
+        return {name: file.sha256() for name, file in self._files.items()}
+
     def close(self, exit_code: int = 0) -> None:
         """Close files, display and wandb; harmless when called twice."""
         self.display.close()
@@ -240,20 +244,24 @@ class Recorder:
             self._sink.table(rows[0]["step"], "samples", _columns(rows, SAMPLE_COLUMNS))
 
 
-def check_offsets(run_dir: Path, offsets: Mapping[str, int]) -> None:
-    """Refuse offsets that the files of `run_dir` no longer reach; nothing is changed.
+def check_offsets(
+    run_dir: Path, offsets: Mapping[str, int], hashes: Mapping[str, str] | None = None
+) -> None:
+    """Refuse offsets up to which the files of `run_dir` are no longer whole; nothing is changed.
 
+    Args:
+        hashes: `hashes()` as the checkpoint kept them; those of older versions kept none.
     Raises:
         RecordError: names the file.
     """
     for name, keep in offsets.items():
-        check_length(Path(run_dir) / name, keep)
+        check_length(Path(run_dir) / name, keep, (hashes or {}).get(name))
 
 
 def offsets_problem(run_dir: Path, manifest: Mapping[str, Any]) -> str:
     """Why the files of `run_dir` do not fit a checkpoint's manifest; "" where they do."""
     try:
-        check_offsets(run_dir, manifest["offsets"])
+        check_offsets(run_dir, manifest["offsets"], manifest.get("hashes"))
     except (RecordError, TypeError, AttributeError) as error:
         return str(error)
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -75,12 +76,19 @@ class WandbSink:
                 "config": dict(config),
                 "settings": _settings(wandb),
             }
+            failure = ""
             if mode == "online":
-                self._run = self._connect(run_id, common)
-                if self._run is None:
+                self._run, failure = self._connect(run_id, common)
+                if failure:
                     run_id = _new_id(run_dir)  # wandb's process holds on to the one that failed
             if self._run is None:
                 self._run = wandb.init(mode="offline", id=run_id, **common)
+            if failure:  # only now is it true that it logs offline
+                self._warn(
+                    "wandb",
+                    f"measure.wandb=online {failure}. Logging offline into {run_dir}/wandb; send "
+                    "it later with `wandb sync`.",
+                )
             self.starts_empty = not getattr(self._run, "resumed", False)
             if self.starts_empty:
                 # Each offline file stands for the whole run: one file to sync, no step twice.
@@ -123,22 +131,18 @@ class WandbSink:
                 self._run.finish(exit_code=exit_code)
             self._run = None
 
-    def _connect(self, run_id: str, common: Mapping[str, Any]) -> Any:
-        """An online run, or None with one warning."""
-        wandb = self._wandb
+    def _connect(self, run_id: str, common: Mapping[str, Any]) -> tuple[Any, str]:
+        """An online run and "", or None and what went wrong."""
+        wandb, began = self._wandb, time.monotonic()
         try:
             wandb.setup(settings=common["settings"])
             if not _has_key(wandb):  # wandb would ask on the terminal and wait for an answer
                 raise ConnectionError("no API key is configured (`wandb login`)")
-            return wandb.init(mode="online", id=run_id, resume="allow", **common)
+            return wandb.init(mode="online", id=run_id, resume="allow", **common), ""
         except Exception as error:
-            self._warn(
-                "wandb",
-                f"measure.wandb=online did not connect within {SECONDS_TO_CONNECT:.0f} s "
-                f"({_short(error)}). Logging offline into {common['dir']}/wandb; send it later "
-                "with `wandb sync`.",
-            )
-            return None
+            waited = time.monotonic() - began >= 0.9 * SECONDS_TO_CONNECT
+            within = f" within {SECONDS_TO_CONNECT:.0f} s" if waited else ""
+            return None, f"did not connect{within} ({_short(error)})"
 
     @contextlib.contextmanager
     def _guard(self):

@@ -62,6 +62,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         raw: Tensor | None = None
         blocks = _pieces(hidden.shape[0], BLOCK)
         for block in blocks:
+            raw = logits = None  # one block at a time: the last goes before the next is made
             raw = torch.nn.functional.linear(hidden[block], weight, bias)
             for part in _chunks(raw):
                 piece = slice(block.start + part.start, block.start + part.stop)
@@ -89,6 +90,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=_wide(bias.dtype)) if want_bias else None
         for block in _pieces(hidden.shape[0], BLOCK):
+            raw = wide = None
             delta, ctx.kept = ctx.kept, None
             if delta is None:
                 delta = torch.nn.functional.linear(hidden[block], weight, bias)
@@ -115,6 +117,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     grad_weight = product
                 else:  # the sum over blocks is wide
                     grad_weight = grad_weight.to(_wide(weight.dtype)).add_(product)
+                del product
         if want_weight and grad_weight is None:  # no rows
             grad_weight = torch.zeros_like(weight)
         return (

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -41,7 +40,7 @@ from zoo.seeds import derive_seed
 
 def cache_folder() -> Path:
     """Where zoo keeps what it can rebuild: $ZOO_CACHE, else ~/.cache/zoo."""
-    return Path(os.environ.get("ZOO_CACHE", "~/.cache/zoo")).expanduser()
+    return Path(os.environ.get("ZOO_CACHE") or "~/.cache/zoo").expanduser()
 
 
 def check_model_config(config: ModelConfig) -> None:
@@ -145,21 +144,38 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = _from_gguf(AutoTokenizer, Path(name).expanduser())
     else:
         assert name is not None
-        tokenizer = from_hub(AutoTokenizer, name, config)
+        setting = "model.path" if config.tokenizer is None else "model.tokenizer"
+        tokenizer = from_hub(AutoTokenizer, name, config, setting)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
+        _check_template(tokenizer, config.chat_template)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # harmless: masks come from lengths
     return tokenizer
 
 
-def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
+def _check_template(tokenizer: Any, template: str) -> None:
+    turn = [{"role": "user", "content": "?"}]
+    try:
+        tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template raises what it likes
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ConfigError(
+            f"model.chat_template cannot write a user's turn: {reason} (given: {template[:80]!r}). "
+            "Correct it, or use null for the tokenizer's own."
+        ) from error
+
+
+def load_model(config: ModelConfig, seed: int = 0, setting: str = "model.path") -> PreTrainedModel:
     """The causal LM, on the CPU, in `config.dtype`, gradients on, dropout untouched.
 
     An adapter folder is merged into the model that it adapts.
 
+    Args:
+        setting: where the path was given, for messages.
     Raises:
-        ConfigError: nothing at the path, or no hub within reach.
+        ConfigError: nothing at the path, no hub within reach, weights that are missing or not
+            finite, or a classifier.
     """
     transformers.utils.logging.disable_progress_bar()  # the run has a display of its own
     dtype = getattr(torch, config.dtype)
@@ -173,13 +189,25 @@ def load_model(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
         model = load_gguf(Path(config.path).expanduser(), dtype, config.attention)
     else:
         assert config.path is not None
-        model = from_hub(
+        _refuse_classifier(config.path, setting)
+        model, facts = from_hub(
             AutoModelForCausalLM,
             config.path,
             config,
+            setting,
             dtype=dtype,
             attn_implementation=config.attention,
+            output_loading_info=True,
         )
+        lost = sorted(facts["missing_keys"])  # transformers draws them at random
+        if lost:
+            raise ConfigError(
+                f"{setting}={config.path} has no weights for {', '.join(lost[:3])}"
+                f"{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}, so they would be "
+                "random. Is the folder whole, and its config.json that of its weights?"
+            )
+    if config.architecture is None:
+        check_finite(model, f"{setting}={config.path}")
     if config.activation_checkpointing:
         _recompute_activations(model)
     return model
@@ -202,7 +230,39 @@ def _from_scratch(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
         ) from error
 
 
-def load_trained(config: ModelConfig, seed: int = 0) -> tuple[PreTrainedModel, str]:
+def _refuse_classifier(path: str, setting: str) -> None:
+    """A classifier's folder loads as a language model when their embeddings are tied."""
+    try:
+        text = (Path(path).expanduser() / "config.json").read_text(encoding="utf-8")
+        kinds = json.loads(text).get("architectures") or []
+    except (OSError, ValueError, AttributeError):
+        return  # a hub's, or one that transformers refuses
+    if any("Classification" in str(kind) for kind in kinds):
+        raise ConfigError(
+            f"{setting}={path} holds a {kinds[0]}, which gives scores and no text. Give the folder "
+            "of a language model (a reward model goes to reward=learned reward.path=…)."
+        )
+
+
+def check_finite(model: torch.nn.Module, owner: str) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Args:
+        owner: of the weights, for the message.
+    Raises:
+        ConfigError: names the first such weight.
+    """
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
+            raise ConfigError(
+                f"{owner}: its weights {name} are not finite, so nothing can be computed from "
+                "them. The training that made it went wrong, or the file is damaged."
+            )
+
+
+def load_trained(
+    config: ModelConfig, seed: int = 0, setting: str = "model.path"
+) -> tuple[PreTrainedModel, str]:
     """The causal LM as it is trained, with its adapter where there is one, and its start's hash.
 
     With `model.lora`, a folder that holds an adapter is trained further, and any other model gets
@@ -214,7 +274,7 @@ def load_trained(config: ModelConfig, seed: int = 0) -> tuple[PreTrainedModel, s
     if config.adapter is not None and is_adapter(config.path):
         model = resume_adapter(load_base(config, seed), config)
         return model, weights_hash(model)
-    model = load_model(config, seed)
+    model = load_model(config, seed, setting)
     found = weights_hash(model)  # of a fresh adapter neither names nor dtypes are part
     return model if config.adapter is None else add_adapter(model, config, seed), found
 
@@ -290,9 +350,12 @@ def from_hub(
             local_files_only=local or not hub_reachable(),
             **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # parsers let whatever they trip over through
         hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        known = isinstance(error, OSError | ValueError | RuntimeError) and str(error).strip()
+        reason = str(error).strip().splitlines()[0] if known else repr(error)
         raise ConfigError(
             f"model {name!r} could not be loaded: {reason}\n"
             f"Check the name and the network, give a local folder with {setting}=FOLDER{hint}."

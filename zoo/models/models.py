@@ -86,7 +86,16 @@ class Models:
             return self.in_micro_batches(batch, lambda b: (self.reference(b).logprobs,))[0]
 
     def critic_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """values [B, T] before each token and final [B] after the last, without gradient."""
+        """values [B, T] before each token and final [B] after the last, without gradient.
+
+        Raises:
+            ValueError: no critic is loaded.
+        """
+        if self.critic is None:
+            raise ValueError(
+                "the algorithm reads values of a critic but its `needs.critic` is False, so none "
+                "was loaded. Return Needs(critic=True) from `needs`."
+            )
 
         def forward(piece: Batch) -> tuple[Tensor, ...]:
             out = self.critic(piece)

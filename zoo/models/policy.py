@@ -136,7 +136,8 @@ class Policy(nn.Module):
         """Refuse a model whose head is not the linear map (and cap, scale) that we recompute.
 
         Raises:
-            ValueError: the chunked log-probs of eight tokens differ from the model's own logits.
+            ValueError: the chunked log-probs of eight tokens differ from the model's own logits,
+                or these are not finite.
         """
         vocabulary = int(self.model.config.get_text_config().vocab_size)
         ids = (torch.arange(8, device=self.model.device) * 7 + 1) % vocabulary
@@ -159,6 +160,12 @@ class Policy(nn.Module):
         theirs = (logits.float() / self.temperature).log_softmax(-1)
         theirs = theirs.gather(1, ids[0, 1:, None]).squeeze(1)
         gap = float((ours - theirs).abs().max())
+        if not bool(theirs.isfinite().all()):
+            raise ValueError(
+                f"{type(self.model).__name__} gives log-probs that are not finite at temperature "
+                f"{self.temperature:g}: its weights are too large, or rollout.temperature is too "
+                "small."
+            )
         tolerance = 1e-3 if self.trunk.dtype == torch.float32 else 0.25
         if not gap < tolerance:
             raise ValueError(

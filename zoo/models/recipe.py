@@ -66,6 +66,7 @@ def build_recipe(name: str) -> Path:
         pointer.unlink(missing_ok=True)  # what it says is told anew
         environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         environment["ZOO_RUN_DIR_FILE"] = str(pointer)
+        environment["ZOO_PARENT"] = str(os.getpid())  # an orphan would train on, without the lock
         overrides = [f"experiment={name}", f"output={home}", "measure.wandb=disabled"]
         # A finished run says so and returns at once, so this is also how the folder is found.
         command = [sys.executable, "-m", "zoo", *overrides]

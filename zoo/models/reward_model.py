@@ -64,10 +64,8 @@ class RewardModel(nn.Module):
         self.head = getattr(model, "score", None)  # None: the model's own way
         self.trunk = None if self.head is None else Trunk(model, packed, compute_dtype)
         # Of the scores of the last evaluation; `reward=learned` can take them off again.
-        self.register_buffer("score_mean", torch.tensor(float(getattr(model.config, MEAN, 0.0))))
-        self.register_buffer(
-            "score_std", torch.tensor(float(getattr(model.config, DEVIATION, 1.0)))
-        )
+        self.register_buffer("score_mean", torch.tensor(_number(model.config, MEAN, 0.0)))
+        self.register_buffer("score_std", torch.tensor(_number(model.config, DEVIATION, 1.0)))
 
     def forward(self, batch: Batch) -> Tensor:
         """[B] float32 scores, with gradient."""
@@ -114,6 +112,16 @@ class RewardModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _number(config: Any, name: str, default: float) -> float:
+    value = getattr(config, name, default)
+    if not isinstance(value, int | float):
+        raise ConfigError(
+            f"{name} in the config.json of {config._name_or_path or 'the model'} must be a number, "
+            f"got {value!r}. Correct it, or drop it and give reward.mean and reward.std."
+        )
+    return float(value)
 
 
 def last_real(attention_mask: Tensor) -> Tensor:

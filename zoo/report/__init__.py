@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +30,27 @@ def main(argv: Sequence[str]) -> int:
         prog="zoo report",
         description="Compare the runs found at or below a folder: tables, figures, one HTML page.",
     )
-    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep or all of outputs/")
-    parser.add_argument("--out", type=Path, help="where the files go (default: FOLDER/report)")
+    parser.add_argument("folder", nargs="+", type=_path, help="a run, a sweep or all of outputs/")
+    parser.add_argument("--out", type=_path, help="where the files go (default: FOLDER/report)")
     arguments = parser.parse_args(list(argv))
     console = Console()
     out = arguments.out or arguments.folder[0] / "report"
     try:
-        arms = _arms(arguments.folder)
+        from zoo.report.runs import arms_of
         from zoo.report.tables import print_comparison
+
+        runs, damaged = _runs(arguments.folder)
+        if not runs:
+            raise ConfigError("\n".join(damaged.values()))
+        arms = arms_of(runs)
 
         print_comparison(arms, console)
         from zoo.launch import command_line
 
         title = f"zoo: {', '.join(arm.label for arm in arms)}"
         write_report(arms, out, title=title, command=command_line(), console=console)
+        for reason in damaged.values():
+            console.print(Text(f"Note: {reason} It is left out.", style="yellow"))
     except OSError as error:
         raise ConfigError(f"the report cannot be written to {out}: {error}. Set --out.") from error
     except ValueError as error:
@@ -53,9 +61,9 @@ def main(argv: Sequence[str]) -> int:
 def runs_main(argv: Sequence[str]) -> int:
     """`zoo runs [FOLDER…]`: list the runs below the folders (default: outputs); the exit status."""
     parser = Parser(prog="zoo runs", description="List runs and how far they are.")
-    parser.add_argument("folder", nargs="*", type=Path, default=[Path("outputs")])
+    parser.add_argument("folder", nargs="*", type=_path, default=[Path("outputs")])
     arguments = parser.parse_args(list(argv))
-    runs = _runs(arguments.folder)
+    runs, damaged = _runs(arguments.folder)
     table = Table(box=None, pad_edge=False)
     for column in ("experiment", "name", "seed", "status", "T = 1", "greedy"):
         right = column in ("seed", "T = 1", "greedy")
@@ -72,10 +80,16 @@ def runs_main(argv: Sequence[str]) -> int:
             ),
             *("" if score is None else f"{100 * score:.1f} %" for score in scores),
         )
+    for folder in damaged:
+        *_, experiment, name, seed = ("", "", *folder.parts)
+        table.add_row(experiment, name, seed.removeprefix("seed_"), Text("damaged", style="red"))
     console = Console()
     console.print(table)
-    roots = dict.fromkeys(str(run.folder.parents[2]) for run in runs)
+    folders = [*(run.folder for run in runs), *damaged]
+    roots = dict.fromkeys(str([folder, *folder.parents][:4][-1]) for folder in folders)
     console.print(Text(f"Folders: {', '.join(roots)}/<experiment>/<name>/seed_<seed>", style="dim"))
+    for reason in damaged.values():
+        console.print(Text(reason, style="red"))
     return 0
 
 
@@ -128,22 +142,30 @@ def write_report(
     return record
 
 
-def _runs(folders: Sequence[Path]) -> list[Run]:
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("a folder must have a name, got ''")
+    return Path(text)
+
+
+def _runs(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """The runs below the folders, and what is wrong with those that cannot be read."""
     from zoo.report.runs import by_start_time, find_runs, read_runs
 
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}. Runs lie below outputs/ by default.")
-    runs = read_runs(path for folder in folders for path in find_runs(folder))
-    if not runs:
+    damaged: dict[Path, str] = {}
+    try:
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"there is no folder {folder}. Runs lie below outputs/ by default."
+                )
+        found = (path for folder in folders for path in find_runs(folder))
+        runs = read_runs(found, damaged)
+    except OSError as error:
+        raise ConfigError(f"the runs cannot be read: {error}. Name another folder.") from error
+    if not runs and not damaged:
         where = ", ".join(map(str, folders))
         raise ConfigError(
             f"no runs (folders with a config.yaml) at or below {where}. Name a folder of runs."
         )
-    return by_start_time(runs)
-
-
-def _arms(folders: Sequence[Path]) -> list[Arm]:
-    from zoo.report.runs import arms_of
-
-    return arms_of(_runs(folders))
+    return by_start_time(runs), damaged

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from zoo.functional.rewards import pass_at_k
 
@@ -266,12 +269,22 @@ def read_run(folder: Path) -> Run:
 
     Raises:
         FileNotFoundError: no config.yaml: not a run folder.
-        ValueError: a damaged file.
+        ValueError: a damaged file, named.
     """
-    path = folder / "config.yaml"
-    if not path.exists():
+    if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.yaml.")
-    config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    try:
+        run = _read_run(folder)
+        # What a reader asks of every run; a file may be whole and hold something else.
+        _ = run.seed, run.steps, run.step, run.algorithm
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"the run {folder} is damaged: {reason}") from error
+    return run
+
+
+def _read_run(folder: Path) -> Run:
+    config = _read_config(folder / "config.yaml")
     meta = _read_json(folder / "meta.json") or {}
     seed = int(config.get("seed", meta.get("seed", 0)))
     error = folder / "error.txt"
@@ -293,13 +306,27 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not yaml: {first}. The same command writes it anew.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no settings. The same command writes it anew.")
+    return {str(key): value for key, value in found.items()}
+
+
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}. Delete the file or the run.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object. Delete the file or the run.")
+    return found
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -312,17 +339,32 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield folder  # what lies below (checkpoints, policy) is part of this run
         return
     for child in folder.iterdir():
-        if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-            yield from _walk(child)
+        with suppress(OSError):  # another's folder, or one that is gone by now: the others count
+            if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+                yield from _walk(child)
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
+def read_runs(folders: Iterable[Path], damaged: dict[Path, str] | None = None) -> list[Run]:
     """Reads the folders that hold a run, each once; folders of jobs that never began are left out.
 
     Order is kept.
+
+    Args:
+        damaged: gets the reason for each folder that cannot be read.
+    Raises:
+        ValueError: a damaged run, where `damaged` is None.
     """
-    unique = dict.fromkeys(Path(folder) for folder in folders)
-    return [read_run(folder) for folder in unique if (folder / "config.yaml").exists()]
+    runs = []
+    for folder in dict.fromkeys(Path(folder) for folder in folders):
+        if not (folder / "config.yaml").exists():
+            continue
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            if damaged is None:
+                raise
+            damaged[folder] = str(error)
+    return runs
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:

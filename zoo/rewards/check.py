@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from zoo.config import ConfigError
 from zoo.types import Completion, RewardOutput
 
 Scores = list[float | None]
 # Rewards become float32, and a group's deviation squares them: 1e19² is already infinite there.
 LARGEST = 1e18
+# Metrics reward/NAME of the whole reward, which no component may be called.
+RESERVED = ("total", "squared", "abstained")
 
 
 class RewardError(ValueError):
@@ -65,6 +68,7 @@ def check_output(
         first_row: the number of the first completion, for the message.
     Raises:
         RewardError: not a RewardOutput, or any list of it is wrong (see `check_scores`).
+        ConfigError: a component has a reserved name.
     """
     if not isinstance(output, RewardOutput):
         raise RewardError(
@@ -76,6 +80,12 @@ def check_output(
             f"reward {name} gave components {_short(output.components)}, not a mapping of name to "
             "scores. Leave them out, or give one list of scores for each name."
         )
+    for key in output.components:
+        if key in RESERVED:
+            raise ConfigError(
+                f"reward {name} gave a component {key!r}, whose curve would be that of the whole "
+                f"reward ({', '.join(f'reward/{one}' for one in RESERVED)}). Try {key}_1."
+            )
     reasons = output.reasons
     if not isinstance(reasons, list | tuple):
         raise RewardError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from zoo.rewards.check import RESERVED
 from zoo.rewards.score import Patience, fingerprint, score
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
@@ -26,7 +27,8 @@ class Weighted:
     `{weight, reward}` around a reward.
 
     Raises:
-        ValueError: no components, a weight that is not finite, or a negative weight on a penalty.
+        ValueError: no components, a reserved name, a weight that is not finite, or a negative
+            weight on a penalty.
     """
 
     components: dict[str, Any] = field(default_factory=dict)  # name → {weight, _target_, …}
@@ -38,6 +40,11 @@ class Weighted:
                 "Name at least one, as in conf/reward/gsm8k_shaped.yaml."
             )
         for name, (weight, reward) in self.parts.items():
+            if name in RESERVED:
+                raise ValueError(
+                    f"reward.components.{name}: a component must be named so that it has a curve "
+                    f"of its own beside {', '.join(RESERVED)}. Try {name}_1."
+                )
             if not math.isfinite(weight):
                 raise ValueError(
                     f"reward.components.{name}.weight must be finite, got {weight}. Try 1.0."

@@ -8,15 +8,15 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 # Seconds beyond the deadline after which a call that no signal reaches ends the whole process.
 GRACE_SECONDS = 60.0
+LONGEST_SECONDS = 1e8  # three years: what a timer of every system can be set to
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -24,7 +24,7 @@ class LateError(Exception):
     """A function that did not come back within its time."""
 
 
-class _Alarm(BaseException):
+class Alarm(BaseException):
     """Raised inside the function; no `except Exception` of its own swallows it."""
 
     def __init__(self, where: str) -> None:
@@ -47,6 +47,7 @@ def within(seconds: float | None, function: Callable[..., T], arguments: dict[st
     """
     if seconds is None:
         return function(**arguments)
+    seconds = min(seconds, LONGEST_SECONDS)
     if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
         return _by_signal(seconds, function, arguments)
     return _in_thread(seconds, function, arguments)
@@ -56,44 +57,41 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
     outer, every = signal.getitimer(signal.ITIMER_REAL)
     if 0 < outer <= seconds:
         return function(**arguments)  # the deadline around it comes first
-    alarms: list[_Alarm] = []
+    alarms: list[Alarm] = []
+    over = False
 
-    def late(_number: int, frame: FrameType | None) -> NoReturn:
+    def late(_number: int, frame: FrameType | None) -> None:
+        if over:  # it came back in time, by less than the signal took
+            return
         if not alarms:
-            alarms.append(_Alarm(_place(frame)))
+            alarms.append(Alarm(_place(frame)))
         raise alarms[0]
 
-    before, began = signal.signal(signal.SIGALRM, late), time.monotonic()
-    # Repeated, because a `finally` or a bare `except` of the function may swallow the first.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    try:  # the alarm may come as soon as its timer is set, and anywhere below
         try:
-            with _last_resort(seconds, nested=outer > 0):
-                return function(**arguments)
+            signal.signal(signal.SIGALRM, late)
+            if not outer:  # one last resort, the outermost call's, where nothing else could end it
+                faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=2)
+            # Repeated, because a `finally` or a bare `except` of the function may swallow the first
+            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+            return function(**arguments)
         finally:
+            over = True
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except _Alarm as alarm:
+    except Alarm as alarm:
         if alarm not in alarms:
             raise
         raise LateError(f"no answer after {seconds:g} s ({alarm.where})") from None
     finally:
+        over = True  # again: the alarm may have come as the first thing of the `finally` above
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not outer:
+            faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
         if outer > 0:  # the time that has passed counts for the deadline around it, too
             left = outer - (time.monotonic() - began)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), every)
-
-
-@contextmanager
-def _last_resort(seconds: float, nested: bool):
-    """Ends the process if nothing else could; there is one such timer, the outermost call's."""
-    if nested:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _place(frame: FrameType | None) -> str:

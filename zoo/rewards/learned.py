@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,8 +61,10 @@ class Learned:
             raise ConfigError(
                 f"reward.max_length must be at least 2 tokens or null, got {self.max_length}."
             )
-        if self.std is not None and not self.std > 0:
-            raise ConfigError(f"reward.std must be above 0 or null, got {self.std}.")
+        if self.std is not None and not 0 < self.std < math.inf:
+            raise ConfigError(f"reward.std must be above 0 and finite, or null, got {self.std}.")
+        if self.mean is not None and not math.isfinite(self.mean):
+            raise ConfigError(f"reward.mean must be finite or null, got {self.mean}.")
         self._check_folder()
 
     def _check_folder(self) -> None:
@@ -113,7 +116,17 @@ class Learned:
                 f"the tokenizer in {self.path} has {len(tokenizer)} tokens and its model only "
                 f"{size} embeddings: they do not belong together."
             )
+        mean, std = self._spread(model)
+        if self.normalise and not (math.isfinite(mean) and 0 < std < math.inf):
+            raise ConfigError(
+                f"reward.normalise=true with the mean {mean} and deviation {std} that "
+                f"{self.path} has of its scores. Give reward.mean and reward.std."
+            )
         return model, tokenizer, stop_token_ids(tokenizer, None)
+
+    def _spread(self, model: Any) -> tuple[float, float]:
+        mean = float(model.score_mean) if self.mean is None else self.mean
+        return mean, float(model.score_std) if self.std is None else self.std
 
     @property
     def module(self) -> Any:
@@ -178,8 +191,7 @@ class Learned:
             found = model.scores(ids.to(device), mask.to(device)).float().cpu()
             scores[torch.tensor(indices)] = found
         if self.normalise:
-            mean = float(model.score_mean) if self.mean is None else self.mean
-            std = float(model.score_std) if self.std is None else self.std
+            mean, std = self._spread(model)
             scores = (scores - mean) / std
         return scores.tolist()
 

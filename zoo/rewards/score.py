@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
+import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zoo.config import ConfigError, OnError
 from zoo.rewards.check import RewardError, check_output
-from zoo.rewards.deadline import LateError, within
+from zoo.rewards.deadline import Alarm, LateError, within
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
 FAILED = "failed"  # reason of a row whose reward failed and was let off
@@ -44,19 +46,20 @@ def score(
         prompts: [B] one a completion.
         completions: [B].
         patience: its time, and what a failure means.
-        name: of the reward in messages; default: its class.
+        name: of the reward in messages; default: its label, or its class.
     Raises:
         RewardError: the reward raised, did not come back in time, or its output is not one number
             or None for each completion; names the reward, the row and its text.
+        ConfigError: the reward cannot be used with any row, whatever `patience` says.
     """
-    name = name or getattr(reward, "__name__", type(reward).__name__)
+    name = name or getattr(reward, "label", "") or getattr(reward, "__name__", "")
+    name = name or type(reward).__name__
     asked = _Asked(reward, list(prompts), list(completions), name, patience)
     try:
         return asked.about(0, len(completions))
-    except ConfigError:
-        raise
-    # SystemExit too: a reward that calls exit() would otherwise end the run as if all were well.
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, CancelledError, …: its failure, not the run's end
+        if _goes_through(error):
+            raise
         stops = patience.on_error is OnError.stop
         if stops and isinstance(error, RewardError):
             raise  # it names the row
@@ -78,8 +81,15 @@ class _Asked:
     patience: Patience
 
     def about(self, start: int, end: int) -> RewardOutput:
+        import torch  # here, not at the top: rewards are chosen before it is needed
+
         prompts, completions = self.prompts[start:end], self.completions[start:end]
-        output = within(self.patience.seconds, lambda: self.reward(prompts, completions), {})
+        gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        try:
+            output = within(self.patience.seconds, lambda: self.reward(prompts, completions), {})
+        finally:  # a reward may change them for itself, not for training
+            torch.set_grad_enabled(gradients)
+            torch.set_default_dtype(dtype)
         return check_output(output, self.completions[start:end], self.name, first_row=start)
 
     def row_by_row(self, error: BaseException, stops: bool) -> RewardOutput:
@@ -87,14 +97,18 @@ class _Asked:
         # Rows that hang cost a whole timeout each; two of them are paid for, not two hundred.
         ends = math.inf if seconds is None else time.monotonic() + 2 * seconds
         rows: list[RewardOutput] = []
+        # A row alone still has the columns that others of its round have.
+        columns = dict.fromkeys(name for prompt in self.prompts for name in prompt.columns)
+        prompts = [replace(p, columns={**columns, **p.columns}) for p in self.prompts]
+        alone = replace(self, prompts=prompts)
         for row in range(len(self.completions)):
             if time.monotonic() >= ends:
                 break
             try:
-                rows.append(self.about(row, row + 1))
-            except ConfigError:
-                raise
-            except (Exception, SystemExit) as failure:
+                rows.append(alone.about(row, row + 1))
+            except BaseException as failure:
+                if _goes_through(failure):
+                    raise
                 if stops and isinstance(failure, RewardError):
                     raise
                 if stops:
@@ -106,7 +120,7 @@ class _Asked:
         return _joined(rows)
 
     def _told(self, failure: BaseException, row: int | None) -> str:
-        what = f"raised {type(failure).__name__}: {failure}"
+        what = f"raised {_brief(failure)}"
         if isinstance(failure, LateError):
             what = f"gave {failure}"
         if row is None:
@@ -121,6 +135,31 @@ class _Asked:
             f"reward {self.name} {what} {rows}. Correct it, return None for what cannot be scored, "
             "or set train.reward_on_error=abstain."
         ) + (" train.reward_timeout is its time." if isinstance(failure, LateError) else "")
+
+
+def _goes_through(error: BaseException) -> bool:
+    """Whether this is no failure of the reward: a deadline around it, a Ctrl-C, or the set-up.
+
+    A KeyboardInterrupt is a Ctrl-C where the handler of a signal raised it. Python's own handler
+    leaves no trace of that; a run has another one.
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return isinstance(error, ConfigError | Alarm)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    if not hasattr(handlers[0], "__code__"):
+        return True
+    codes = [getattr(handler, "__code__", None) for handler in handlers]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _brief(error: BaseException) -> str:
+    """Its class and the beginning of its text, on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a class whose text cannot be had
+        text = ""
+    text = text if len(text) <= 200 else text[:199] + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _joined(rows: Sequence[RewardOutput]) -> RewardOutput:

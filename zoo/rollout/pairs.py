@@ -250,7 +250,7 @@ def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
             for row in rows
             if "desirable" in row
         ]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return PairSet(pairs, **costs, labelled=labelled)
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.algorithms.base import called
 from zoo.batch import Batch, collate
+from zoo.config import ConfigError
 from zoo.distributed import gathered, rank, world_size
 from zoo.functional import dead_groups
 from zoo.rewards.score import PATIENCE, Patience, score
@@ -50,8 +52,9 @@ class RolloutSource:
     """Each step: N prompts × G completions of the current policy, scored.
 
     It samples until N groups pass `keep` or `max_rounds` are over, then goes on with fewer.
-    Prompts are dealt to processes as whole groups; processes trim to the smallest group count, so
-    that all make the same updates.
+    Prompts are dealt to processes as whole groups. A process with fewer groups that pass is filled
+    up with groups without a token under training, so that all make the same updates and no signal
+    is lost.
     """
 
     def __init__(
@@ -99,16 +102,19 @@ class RolloutSource:
         """The batch of a step, already filtered, on the CPU."""
         result = Sampled(batch=None)
         kept: list[Batch] = []
+        first: Batch | None = None
         missing = self.groups
         for _ in range(self.max_rounds):
             batch = self._round(step, self._share(self.order.take(missing)), result)
-            passed = self.keep(batch)
+            first = first or batch
+            passed = _checked(self.keep(batch), batch, self.keep)
             if bool(passed.any()):
                 kept.append(batch.select_groups(passed))
             missing = self.groups - sum(gathered(sum(b.n_groups for b in kept)))
             if missing <= 0:
                 break
-        result.batch = _equalized(kept, self.pad_token_id)
+        assert first is not None
+        result.batch = _equalized(kept, first, self.pad_token_id)
         return result
 
     def fullest(self, steps: int) -> Batch:
@@ -248,14 +254,40 @@ def _kinds_of_dead(
     return counts
 
 
-def _equalized(kept: list[Batch], pad_token_id: int) -> Batch | None:
-    """The rounds joined, trimmed to the smallest group count of any process."""
+def _checked(passed: Any, batch: Batch, keep: Callable[[Batch], Tensor]) -> Tensor:
+    """What `keep` returned, if it says of each group whether it stays.
+
+    Raises:
+        ConfigError: anything else; an index would silently be another choice of groups.
+    """
+    groups = batch.n_groups
+    right = isinstance(passed, Tensor) and passed.dtype == torch.bool and passed.shape == (groups,)
+    if not right:
+        found = f"{passed.dtype} {list(passed.shape)}" if isinstance(passed, Tensor) else passed
+        raise ConfigError(
+            f"{called(getattr(keep, '__self__', keep))}: keep must return a bool tensor "
+            f"[{groups}], one for each group, got {found!s:.80}. Compare rewards, as in "
+            "rewards.view(batch.n_groups, -1).max(1).values > 0."
+        )
+    return passed
+
+
+def _equalized(kept: list[Batch], drawn: Batch, pad_token_id: int) -> Batch | None:
+    """The rounds joined, and filled up to the largest group count of any process.
+
+    What fills up is taken from `drawn`, without a token under training and without a score: it
+    counts in no denominator, moves nothing, and keeps the processes in step.
+    """
     mine = sum(batch.n_groups for batch in kept)
-    count = min(gathered(mine))
-    if count == 0:
+    short = max(gathered(mine)) - mine
+    if short:
+        silent = drawn.select_groups([i % drawn.n_groups for i in range(short)])
+        nothing = torch.zeros_like(silent.truncated)
+        mask = torch.zeros_like(silent.completion_mask)
+        kept = [*kept, silent.replace(completion_mask=mask, scored=nothing)]
+    if not kept:
         return None
-    batch = kept[0] if len(kept) == 1 else concatenate(kept, pad_token_id)
-    return batch if mine == count else batch.select_groups(range(count)).trim()
+    return kept[0] if len(kept) == 1 else concatenate(kept, pad_token_id)
 
 
 def concatenate(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:

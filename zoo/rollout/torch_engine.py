@@ -52,10 +52,16 @@ class TorchEngine:
                 raise ValueError(
                     f"rollout.{name} must be at least 1 or null, got {getattr(self, name)}."
                 )
-        if not self.temperature > 0:
+        if self.group_size > 2**16:
             raise ValueError(
-                f"rollout.temperature must be above 0, got {self.temperature}: argmax completions "
-                "have no probability to train. Evaluation decodes greedily by itself."
+                f"rollout.group_size must be at most {2**16}, got {self.group_size}: it is how "
+                "often each prompt is answered in a step. Try rollout.group_size=8."
+            )
+        if not 1e-3 <= self.temperature <= 1e3:
+            raise ValueError(
+                f"rollout.temperature must be above 0 (0.001 to 1000), got {self.temperature}: "
+                "argmax completions have no probability to train, and uniform ones none of the "
+                "model's. Evaluation decodes greedily by itself."
             )
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(

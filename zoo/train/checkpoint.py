@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zoo.measure.files import RecordError
+from zoo.measure.files import RecordError, remove, way_out
 
 MANIFEST = "manifest.json"
 SELF = "sha256"  # of everything else in the manifest
@@ -34,6 +35,11 @@ class Checkpoint:
         """The loop's own numbers."""
         return self.manifest["state"]
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the run's checkpoints up to this one."""
+        return [*self.manifest.get("before", []), self.step]
+
 
 def save_checkpoint(
     folder: Path,
@@ -42,10 +48,13 @@ def save_checkpoint(
     state: dict[str, Any],
     *,
     offsets: dict[str, int],
+    hashes: dict[str, str],
     config_hash: str,
+    seed: int,
+    before: Sequence[int],
     keep: int,
 ) -> Path:
-    """Write step `step` of a run and drop all but the last `keep`.
+    """Write step `step` of a run and drop all but the last `keep` of it and those `before`.
 
     A checkpoint exists when its folder has its final name: everything is written and synced under
     another name first, so a kill at any moment leaves the previous one as it was.
@@ -54,32 +63,48 @@ def save_checkpoint(
         tensors: name → state dict (policy, critic, optimizers).
         state: JSON-able numbers of the loop, the source and the algorithm.
         offsets: bytes of each JSONL file at this step; a resumed run cuts the files to them.
+        hashes: SHA-256 of these bytes.
+        before: the steps of this run's checkpoints (`Checkpoint.steps`). Others were refused when
+            it was resumed, so they must not count.
     Raises:
         RecordError: the disk is full or the folder cannot be written; the checkpoints before stay.
     """
-    target = folder / f"step_{step:06d}"
-    temporary = folder / f".step_{step:06d}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    facts = {"step": step, "config_hash": config_hash, "offsets": offsets, "state": state}
+    target = folder / _name(step)
+    temporary, replaced = (folder / f".{target.name}.{end}" for end in ("tmp", "old"))
+    *before, _ = [*(known for known in before if known < step), step][-keep:]
+    facts = {
+        "step": step,
+        "config_hash": config_hash,
+        "seed": seed,
+        "before": before,
+        "offsets": offsets,
+        "hashes": hashes,
+        "state": state,
+    }
     try:
+        remove(temporary)
         _write(temporary, tensors, facts)
+        remove(replaced)
+        if os.path.lexists(target):  # also a link that leads nowhere
+            target.rename(replaced)
+        temporary.rename(target)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
         raise RecordError(
             f"the checkpoint of step {step} cannot be written to {folder}: {error}. The ones "
-            "before stay. Free space, then run the same command again: it resumes."
+            f"before stay. {way_out(error)}, then run the same command again: it resumes."
         ) from error
-    replaced = folder / f".step_{step:06d}.old"
-    shutil.rmtree(replaced, ignore_errors=True)
-    if target.exists():
-        target.rename(replaced)
-    temporary.rename(target)
-    shutil.rmtree(replaced, ignore_errors=True)
-    # A later step than this one was refused (damaged, foreign): it must not push this one out.
-    for old in sorted(path for path in folder.glob("step_*") if path <= target)[:-keep]:
-        if old.is_dir():  # anything else of that name is none of ours
-            shutil.rmtree(old)
+    kept = {_name(known) for known in before}
+    # A later step than this one was refused, but may be of use to whoever mends it.
+    outdated = [path for path in folder.glob("step_*") if path < target and path.name not in kept]
+    for path in [replaced, *(p for p in outdated if p.is_dir() and p.name[5:].isdigit())]:
+        with contextlib.suppress(OSError):  # what may not be removed harms nobody
+            remove(path)
     return target
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
 
 
 def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -102,9 +127,10 @@ def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None
 def last_good_checkpoint(
     folder: Path,
     config_hash: str,
+    seed: int,
     problem: Callable[[dict[str, Any]], str] = lambda manifest: "",
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole and belongs to this configuration, and the refusals.
+    """The newest checkpoint that is whole and belongs to this configuration and seed; the refusals.
 
     Args:
         problem: why a whole checkpoint cannot be used after all, from its manifest; "" if it can.
@@ -113,7 +139,7 @@ def last_good_checkpoint(
     """
     refused = []
     for path in sorted(folder.glob("step_*"), reverse=True):
-        reason, manifest = _examine(path, config_hash)
+        reason, manifest = _examine(path, config_hash, seed)
         reason = reason or problem(manifest)
         if not reason:
             return Checkpoint(path, manifest["step"], manifest), refused
@@ -121,7 +147,7 @@ def last_good_checkpoint(
     return None, refused
 
 
-def _examine(path: Path, config_hash: str) -> tuple[str, dict[str, Any]]:
+def _examine(path: Path, config_hash: str, seed: int) -> tuple[str, dict[str, Any]]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         found_hash = manifest["config_hash"]
@@ -134,6 +160,8 @@ def _examine(path: Path, config_hash: str) -> tuple[str, dict[str, Any]]:
         return f"its manifest cannot be read ({type(error).__name__})", {}
     if found_hash != config_hash:
         return f"it belongs to another configuration ({found_hash}, not {config_hash})", {}
+    if manifest.get("seed", seed) != seed:  # those of older versions do not say
+        return f"it belongs to another seed ({manifest['seed']}, not {seed})", {}
     if manifest.get(SELF, _own_hash(manifest)) != _own_hash(manifest):
         return "its manifest was altered (its hash differs)", {}
     for name, (size, digest) in files.items():

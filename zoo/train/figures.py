@@ -127,8 +127,10 @@ def rollout_rows(run: Run, sampled: Sampled, count: int, version: int) -> Iterat
     """`count` rows of a step for rollouts.jsonl, spread over its groups."""
     batch = sampled.batch
     assert batch is not None and batch.rewards is not None
-    spread = torch.linspace(0, batch.n_rows - 1, min(count, batch.n_rows)).long().tolist()
-    for i in spread:
+    # A ranking shorter than the longest is filled up with rows that hold nothing.
+    rows = [i for i, key in enumerate(batch.row_keys.tolist()) if key in sampled.texts]
+    spread = torch.linspace(0, len(rows) - 1, min(count, len(rows))).long().tolist()
+    for i in (rows[place] for place in spread):
         text: RowText = sampled.texts[int(batch.row_keys[i])]
         mask = batch.completion_mask[i]
         advantage = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -30,6 +31,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.asked = ""  # the signal, once there was one
         self.killed = False  # by a second one: nothing may be saved
+        self.finished = False  # everything is saved; what is left to do takes a moment
         self._when = 0.0
         self._now = True  # nothing is worth saving before `begin`
         self._before: dict[signal.Signals, Any] = {}
@@ -83,5 +85,8 @@ class Interrupt:
         if self._now:
             raise KeyboardInterrupt
         if is_main():
+            ending = "Ending after this step, with a checkpoint"
+            what = "The run is finished" if self.finished else ending
             # Not through the display: its locks may be held by what was interrupted.
-            os.write(2, b"\nEnding after this step, with a checkpoint. Again ends at once.\n")
+            with contextlib.suppress(OSError):  # a terminal that went away
+                os.write(2, f"\n{what}. Again ends at once.\n".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from zoo.algorithms.base import checked_state
 from zoo.batch import Batch
 from zoo.build import Run
 from zoo.distributed import rank
@@ -44,7 +45,8 @@ def train(run: Run, session: Session) -> None:
                 sampled.batch = batch
             with run.timer("sync"):
                 run.source.sync(run.policy)
-        models.state = algorithm.next_state(models.state, pool.means())
+        state = algorithm.next_state(models.state, pool.means())
+        models.state = checked_state(algorithm, state, "next_state")
         session.record(step, sampled, pool)
         session.evaluate_if_due(step)
         session.checkpoint_if_due(step)

@@ -35,7 +35,9 @@ def run(config: RunConfig) -> dict[str, Any]:
         Path(announce).write_text(f"{folder}\n", encoding="utf-8")
     summary = finished(folder, identity, config)
     if summary is not None:
-        print(f"finished already: {folder}", flush=True)
+        from zoo.measure.progress import display
+
+        display(0, "", enabled=False).message(f"finished already: {folder}")
         return summary
 
     from zoo.build import check, make_accelerator, output_folder
@@ -52,15 +54,24 @@ def run(config: RunConfig) -> dict[str, Any]:
                 f"another process is running in {folder}. Wait for it, or use another seed, name "
                 "or output."
             ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{lock.lock_file} cannot be locked: {error}. Delete it, or choose another output."
+            ) from error
     barrier()
     try:
         return _train(config, folder, identity, accelerator)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        if config.resume is Resume.never:
+            raise KeyboardInterrupt(f"{stop} It goes on with resume=auto.".strip()) from None
         raise
     except BaseException:
         if is_main():
-            with contextlib.suppress(OSError):  # a full disk must not hide what it has caused
-                (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            # A full disk, or a text that no file can hold, must not hide what went wrong.
+            with contextlib.suppress(OSError, ValueError):
+                (folder / "error.txt").write_text(
+                    traceback.format_exc(), encoding="utf-8", errors="backslashreplace"
+                )
         raise
     finally:
         lock.release()
@@ -75,11 +86,17 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
     """
     known = folder / "meta.json"
     if known.exists():
-        found = _facts(known, f"Delete {folder} and start anew.").get("config_hash")
+        facts = _facts(known, f"Delete {folder} and start anew.")
+        found = facts.get("config_hash")
         if found != identity:
             raise ConfigError(
                 f"{folder} holds a run of another configuration (hash {found}, this one has "
                 f"{identity}). Choose another name or output, or delete the folder."
+            )
+        if facts.get("seed", config.seed) != config.seed:
+            raise ConfigError(
+                f"{folder} holds a run of seed {facts['seed']}, not of seed {config.seed}: it was "
+                "copied or renamed. Give it its name back, or delete it."
             )
         if config.resume is Resume.never:
             raise ConfigError(
@@ -95,7 +112,16 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
                 f"{hashes}). Choose another name or output for a run of what it is now, or delete "
                 "the folder."
             )
-        return _facts(summary, "Delete it: the same command writes it anew.")
+        anew = "Delete it: the same command writes it anew."
+        facts = _facts(summary, anew)
+        wanted = {"status": "finished", "config_hash": identity, "seed": config.seed}
+        for key, value in wanted.items():
+            if facts.get(key) != value:
+                raise ConfigError(
+                    f"{summary} is not of this run: its {key} is {facts.get(key)!r}, not "
+                    f"{value!r}. {anew}"
+                )
+        return facts
     return None
 
 
@@ -115,7 +141,7 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
 
     from zoo.build import build
     from zoo.distributed import is_main, world_size
-    from zoo.measure.files import write_text
+    from zoo.measure.files import remove, write_text
     from zoo.measure.memory import PhaseMemory
     from zoo.measure.provenance import meta
     from zoo.measure.recorder import Recorder, offsets_problem
@@ -125,7 +151,10 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
     from zoo.train.session import Session
 
     checkpoint, refused = last_good_checkpoint(
-        folder / "checkpoints", identity, lambda manifest: offsets_problem(folder, manifest)
+        folder / "checkpoints",
+        identity,
+        config.seed,
+        lambda manifest: offsets_problem(folder, manifest),
     )
     if checkpoint is None and config.resume is Resume.must:
         reasons = "".join(f"\n  {line}" for line in refused)
@@ -141,10 +170,10 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
             "output, or delete the folder, to start anew."
         )
     if is_main():
-        if checkpoint is None or not (folder / RECORD).exists():
+        if checkpoint is None:
             write_text(folder / RECORD, json.dumps(record(config), indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
-        (folder / "error.txt").unlink(missing_ok=True)
+        remove(folder / "error.txt")
     facts = {
         **meta(str(accelerator.device)),
         "config_hash": identity,
@@ -191,8 +220,6 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
             if interrupt.killed or not interrupt.asked:
                 raise
             words = session.leave() if session is not None else "No step was done yet."
-            if config.resume is Resume.never:
-                words += " It goes on with resume=auto."
             raise KeyboardInterrupt(words) from None
         finally:
             recorder.close(status)

@@ -19,7 +19,7 @@ from zoo.distributed import barrier, from_main, gathered, is_main, rank, world_s
 from zoo.evaluate.best import better, score_of
 from zoo.evaluate.evaluator import Evaluated
 from zoo.measure.cost import ModelCost
-from zoo.measure.files import RecordError, write_json
+from zoo.measure.files import RecordError, remove, way_out, write_json
 from zoo.measure.memory import PhaseMemory
 from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
@@ -67,7 +67,7 @@ class Session:
         self.config_hash = config_hash
         self.interrupt = interrupt or Interrupt()
         self.progress = Progress()
-        self._saved_step = 0
+        self._saved: list[int] = []  # the steps that have checkpoints
         self.components: dict[str, dict[str, int]] = {}
         self._step_seconds = 0.0
         self._version = 0  # of the policy at the step's start: its updates
@@ -292,17 +292,17 @@ class Session:
         """What the run makes, as a transformers folder; the old one stays until it is whole."""
         if is_main():
             temporary, target = self.folder / f".{name}.tmp", self.folder / name
-            shutil.rmtree(temporary, ignore_errors=True)
             try:
+                remove(temporary)
                 self.run.save(temporary)
+                remove(target)
+                temporary.rename(target)
             except (OSError, RuntimeError, SafetensorError) as error:
                 shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
                 raise RecordError(
-                    f"{target} cannot be written: {error}. Free space, then run the same command "
-                    "again: it resumes."
+                    f"{target} cannot be written: {error}. {way_out(error)}, then run the same "
+                    "command again: it resumes."
                 ) from error
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
         barrier()
 
     # checkpoints -----------------------------------------------------------------------------
@@ -335,20 +335,26 @@ class Session:
                         "components": self.components,
                     },
                     offsets=self.recorder.offsets(),
+                    hashes=self.recorder.hashes(),
                     config_hash=self.config_hash,
+                    seed=run.config.seed,
+                    before=self._saved,
                     keep=run.config.train.keep_checkpoints,
                 )
             barrier()
-        self._saved_step = self.progress.step
+        self._saved = [*(s for s in self._saved if s < self.progress.step), self.progress.step]
 
     def _check_weights(self) -> None:
         for name, trainable in self.run.trainables.items():
             for key, weight in trainable.module.named_parameters():
                 if not bool(torch.isfinite(weight).all()):
+                    train = self.run.config.train
+                    own = name == "critic" and train.critic_lr is not None
+                    lr = f"critic_lr (now {train.critic_lr})" if own else f"lr (now {train.lr})"
                     raise TrainingError(
                         f"after step {self.progress.step} the {name}'s weights {key} are not "
                         f"finite, so no checkpoint was written; the one before stays. Lower "
-                        f"train.lr (now {self.run.config.train.lr}) or train.max_grad_norm."
+                        f"train.{lr} or train.max_grad_norm."
                     )
 
     def leave(self) -> str:
@@ -356,7 +362,7 @@ class Session:
         step, total = self.progress.step, self.run.config.train.steps
         if step == 0:
             return "No step was done yet."
-        if self._saved_step != step:
+        if step not in self._saved:
             self.checkpoint()
         return f"Step {step} of {total} is saved in {self.folder / 'checkpoints'}."
 
@@ -379,13 +385,27 @@ class Session:
             load_trained_state(module, checkpoint.load(name))
             trainable.optimizer.load_state_dict(checkpoint.load(f"optimizer_{name}"))
         self.progress = Progress(**state["progress"])
-        self._saved_step = self.progress.step
+        self._saved = checkpoint.steps
         self._trained_before = self.progress.tokens_trained
         self.components = state["components"]
         run.source.load_state_dict(state["source"])
         run.models.state = dict(state["algorithm"])
         if run.engine is not None:
             run.engine.sync(run.policy)
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """Seek the best policy anew where the folder of the one so far is gone."""
+        best, target = self.progress.best, self.folder / "best"
+        if best and not from_main(any(target.glob("*.safetensors"))):
+            self.recorder.warning(
+                "best_gone",
+                f"{target}, the best policy so far ({best['metric']} {best['value']:.4g} at step "
+                f"{best['step']}), is gone: the best from here on is kept in its place.",
+            )
+            self.progress.best = None
+            if is_main():
+                remove(self.folder / "best.json")
 
     def _count_presampled(self) -> None:
         """Own samples that became pairs cost what they cost, in this run's budget."""
@@ -423,6 +443,7 @@ class Session:
             summary.get("seconds", {})["probe"] = time.perf_counter() - started
         self.recorder.memory({**record, "probes": probes})
         self.recorder.summary(summary)
+        self.interrupt.finished = True
         self.recorder.display.message(self._last_words(summary) if is_main() else "")
         return from_main(summary)
 

@@ -1,0 +1,67 @@
+"""What data says of the rows that it leaves out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LeftOut(UserWarning):
+    """Rows of the data are not used."""
+
+
+@contextmanager
+def heard() -> Iterator[dict[str, None]]:
+    """The warnings `LeftOut` of what is done within, each once, instead of printing them.
+
+    Where it fails they are given after all: they may say why.
+    """
+    said: dict[str, None] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", LeftOut)
+            show = warnings.showwarning
+
+            def hear(message: Any, category: Any, *rest: Any, **options: Any) -> None:
+                if issubclass(category, LeftOut):
+                    said[str(message)] = None
+                else:
+                    show(message, category, *rest, **options)
+
+            warnings.showwarning = hear
+            yield said
+    except BaseException:
+        _say(said)
+        raise
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """`lru_cache` of the last eight results, whose warnings `LeftOut` come with each use.
+
+    Data is read once and used by several: a run that found it read would else know of none.
+    """
+
+    @lru_cache(maxsize=8)
+    def kept(*args: Any) -> tuple[T, tuple[str, ...]]:
+        with heard() as said:
+            made: Any = make(*args)  # pyright: ignore
+        return made, tuple(said)
+
+    @wraps(make)
+    def used(*args: Any) -> T:
+        made, said = kept(*args)
+        _say(said)
+        return made
+
+    return used  # pyright: ignore
+
+
+def _say(messages: Any) -> None:
+    for message in messages:
+        warnings.warn(message, LeftOut, stacklevel=3)
