@@ -28,11 +28,11 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 """
 
 
-def counted(**environment: str) -> tuple[str, int]:
+def counted(program: str = COUNTING, **environment: str) -> tuple[str, int]:
     ours = ("MALLOC_", "GLIBC_", "ZOO_KEEP_MEMORY")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     done = subprocess.run(
-        [sys.executable, "-c", COUNTING],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
@@ -40,6 +40,22 @@ def counted(**environment: str) -> tuple[str, int]:
     )
     kept, size = done.stdout.split()
     return kept, int(size)
+
+
+RETURNING = """
+import psutil, torch
+from zoo.allocator import keep_freed_memory, return_freed_memory
+keep_freed_memory()
+resident = lambda: psutil.Process().memory_info().rss
+torch.ones(1)
+before = resident()
+held = [torch.ones(2**21) for _ in range(16)]
+last = torch.ones(2**10)  # above the rest, which therefore stays
+del held
+kept = resident() - before
+return_freed_memory()
+print(kept, resident() - before)
+"""
 
 
 @pytest.fixture
@@ -53,6 +69,12 @@ def test_freed_memory_is_used_again_without_a_fault() -> None:
     kept, size = counted()
     assert kept == "True"
     assert size < 2**26  # of 1,280 MiB
+
+
+@pytest.mark.usefixtures("glibc")
+def test_what_was_kept_can_be_given_back() -> None:
+    kept, left = counted(RETURNING)
+    assert int(kept) > 2**26 > left  # of 128 MiB
 
 
 @pytest.mark.usefixtures("glibc")

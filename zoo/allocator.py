@@ -10,6 +10,8 @@ import sys
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 NEVER = 2**31 - 1
 
+_kept = False  # whether freed memory stays with this process
+
 
 def keep_freed_memory() -> bool:
     """Have glibc keep freed memory for the next step; whether it does.
@@ -27,4 +29,15 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, NEVER))
+    global _kept
+    _kept = bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, NEVER))
+    return _kept
+
+
+def return_freed_memory() -> None:
+    """Give back what `keep_freed_memory` has kept, for a phase whose sizes are others.
+
+    What sampling leaves free fits what training asks for badly, and would stand beside it.
+    """
+    if _kept:
+        ctypes.CDLL(None).malloc_trim(0)

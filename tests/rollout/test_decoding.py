@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from tests.models.tiny import MODELS, VOCABULARY, gpt2, llama, ragged_batch, tok
 from zoo.models.policy import Policy
 from zoo.models.twin import Casts, Twin
 from zoo.rollout import lean, sampler
-from zoo.rollout.decoding import BlockDecoding, PlainDecoding
+from zoo.rollout.decoding import BlockCache, BlockDecoding, PlainDecoding
 from zoo.rollout.engine import Sampling
 from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
@@ -311,6 +313,26 @@ def test_a_large_vocabulary_has_the_distribution_of_the_softmax() -> None:
     share = torch.bincount(token, minlength=9001)[:3] / 40_000
     # four standard deviations of a share of 40,000
     assert bool(((share - p).abs() < 4 * (p * (1 - p) / 40_000).sqrt()).all())
+
+
+@pytest.mark.parametrize("name", ["tied", "gpt_neox"])
+def test_the_cache_goes_with_the_last_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the collector of circles comes by, in the middle of training."""
+    made: list[Any] = []
+    original = BlockCache.__init__
+
+    def watched(self: Any, *given: Any) -> None:
+        original(self, *given)
+        made.append(weakref.ref(self))
+
+    decoder = engine(Policy(WAYS[name][0]()))
+    monkeypatch.setattr(BlockCache, "__init__", watched)
+    gc.disable()
+    try:
+        decoder.generate(PROMPTS, KEYS, 2, Sampling(1.0, 20, (7,)))
+        assert made and all(cache() is None for cache in made)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["tied", "learned positions"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -205,7 +206,7 @@ class _Block(CacheLayerMixin):
 
     def __init__(self, cache: BlockCache, prompts: Any, n: int) -> None:
         super().__init__()
-        self.cache = cache
+        self.cache: Any = weakref.proxy(cache)  # in a circle both would wait for the collector
         self.keys = _widened(prompts.keys, n, cache.width)
         self.values = _widened(prompts.values, n, cache.width)
         self.is_initialized = True
