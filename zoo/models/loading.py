@@ -350,8 +350,6 @@ def from_hub(
             local_files_only=local or not hub_reachable(),
             **options,
         )
-    except ConfigError:
-        raise
     except Exception as error:  # parsers let whatever they trip over through
         hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
         known = isinstance(error, OSError | ValueError | RuntimeError) and str(error).strip()
