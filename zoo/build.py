@@ -61,8 +61,8 @@ from zoo.rewards.score import Patience, fingerprint
 from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
+from zoo.train.gradients import Trainable
 from zoo.train.optimizer import make_optimizer, offload_states
-from zoo.train.update import Trainable
 from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
 Task = Callable[[str, int | None], Any]  # a progress context that yields advance(n)

@@ -27,8 +27,9 @@ from zoo.models.critic import Critic, CriticOutput
 from zoo.models.models import Models
 from zoo.models.policy import Policy, PolicyOutput, over_mask, trained_positions
 from zoo.seeds import torch_generator
+from zoo.train.gradients import Trainable
 from zoo.train.metrics import Pool
-from zoo.train.update import Trainable, update
+from zoo.train.update import update
 
 if TYPE_CHECKING:
     from zoo.contract import Report

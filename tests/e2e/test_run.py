@@ -121,18 +121,18 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_every_metric_of_zoo_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zoo.train import update
+    from zoo.train import gradients
 
-    given, check = set(), update._check_term
+    given, check = set(), gradients._check_term
 
     def seen(algorithm: Any, term: Any) -> None:
         check(algorithm, term)
         given.update(term.metrics)
 
-    monkeypatch.setattr(update, "_check_term", seen)
+    monkeypatch.setattr(gradients, "_check_term", seen)
     run_small(tmp_path, "algorithm=ppo", "algorithm.kl_target=1", "train.steps=1")
     (line,) = (folder_of(tmp_path) / "metrics.jsonl").read_text().splitlines()
     own = json.loads(line).keys() - given - {"explained_variance"}  # made of the critic's
     assert len(own) > 30
     for name in own:
-        assert name in update.RESERVED or name.startswith(update.RESERVED_BEGINNINGS), name
+        assert name in gradients.RESERVED or name.startswith(gradients.RESERVED_BEGINNINGS), name

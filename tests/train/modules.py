@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.batch import Batch, collate
 from zoo.models.critic import CriticOutput
 from zoo.models.policy import PolicyOutput
-from zoo.train.update import Trainable
+from zoo.train.gradients import Trainable
 
 
 class ScriptedPolicy(nn.Module):

@@ -21,8 +21,9 @@ from zoo.models.policy import PolicyOutput
 from zoo.rollout.pairs import pair_up
 from zoo.rollout.source import rollout_batch
 from zoo.rollout.torch_engine import sample
+from zoo.train.gradients import Trainable
 from zoo.train.metrics import Pool
-from zoo.train.update import Trainable, update
+from zoo.train.update import update
 from zoo.types import Completion, Prompt, RewardOutput
 
 GROUP = 8

@@ -9,8 +9,9 @@ from tests.train.test_bandit import GROUP, PROMPT, TwoTokens
 from zoo.algorithms.grpo import GRPO
 from zoo.models.models import Models
 from zoo.rollout.source import rollout_batch
+from zoo.train.gradients import Trainable
 from zoo.train.metrics import Pool
-from zoo.train.update import Trainable, update
+from zoo.train.update import update
 from zoo.types import Completion, RewardOutput
 
 

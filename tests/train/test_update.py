@@ -24,9 +24,10 @@ from zoo.functional import Average, KLEstimator
 from zoo.models.critic import Critic
 from zoo.models.models import Models
 from zoo.models.policy import Policy
-from zoo.train import update as update_module
+from zoo.train import gradients as gradients_module
+from zoo.train.gradients import Trainable
 from zoo.train.metrics import Pool
-from zoo.train.update import Trainable, Updated, update
+from zoo.train.update import Updated, update
 
 LIMIT = 10  # max_completion_length
 
@@ -733,6 +734,6 @@ def test_processes_whose_terms_differ_are_told_before_the_gradient_is_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = lambda mine: [mine, "" if isinstance(mine, str) else mine]  # noqa: E731
-    monkeypatch.setattr(update_module, "gathered", shared)
+    monkeypatch.setattr(gradients_module, "gathered", shared)
     with pytest.raises(ConfigError, match=r"\(rank 0 policy, rank 1 none\)"):
         yields(lambda x: [LossTerm("policy", x.sum())])

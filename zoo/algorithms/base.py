@@ -182,7 +182,7 @@ class Algorithm:
         return batch.completion_mask.new_ones(batch.n_groups)
 
     def prepare(self, batch: Batch, models: Models) -> Batch:
-        """Everything that needs no gradient, once for each batch: baselines and log-probs."""
+        """Once for each batch: baselines, log-probs, and what `models.learn` can learn already."""
         return batch
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:

@@ -26,9 +26,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from zoo.algorithms.base import Algorithm, DataKind, LossTerm, Needs
 from zoo.algorithms.common import (
@@ -152,18 +154,13 @@ class PPO(Algorithm):
             batch = batch.replace(ref_logprobs=reference)
         price = models.state.get("kl_coef", self.kl_coef)
         token_rewards = kl_token_rewards(rewards, kl, mask, price)
-        values, final = models.critic_values(batch)
-        bootstrap = None
-        if self.truncation is Truncation.bootstrap:
-            bootstrap = torch.where(batch.truncated, final, torch.zeros_like(final))
-        advantages, returns = gae(
-            token_rewards,
-            values,
-            mask,
-            bootstrap=bootstrap,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-        )
+        batch = batch.with_extra(token_rewards=token_rewards)
+        if models.gradients is None:
+            values, final = models.critic_values(batch)
+            advantages, returns = self._gae(batch, values, final)
+        else:  # the only update: what a row is worth and what the critic learns of it, in one pass
+            values, advantages = models.learn(batch, partial(self._learn_values, models=models))
+            returns = None
         if self.whiten_advantages:
             advantages = whiten(advantages, mask, total=pooled(moments(advantages, mask)))
         return batch.replace(
@@ -174,8 +171,7 @@ class PPO(Algorithm):
         ).with_extra(kl_ref=kl)
 
     def losses(self, batch: Batch, models: Models) -> Iterator[LossTerm]:
-        assert batch.advantages is not None and batch.returns is not None
-        assert batch.scale is not None
+        assert batch.advantages is not None and batch.scale is not None
         mask, tokens = batch.completion_mask, batch.completion_mask.sum()
         out = models.policy(batch)
         surrogate = clipped_surrogate(
@@ -199,21 +195,45 @@ class PPO(Algorithm):
             "policy", aggregate(surrogate.loss, mask, batch.scale, self.average), metrics
         )
 
-        values = models.critic(batch).values
+        if batch.returns is not None:  # else `prepare` has taught the critic already
+            yield self._value_term(batch, models.critic(batch).values)
+
+    def _gae(self, batch: Batch, values: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+        """advantages [B, T] and returns [B, T]."""
+        bootstrap = None
+        if self.truncation is Truncation.bootstrap:
+            bootstrap = torch.where(batch.truncated, final, torch.zeros_like(final))
+        return gae(
+            batch.extra["token_rewards"],
+            values,
+            batch.completion_mask,
+            bootstrap=bootstrap,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+
+    def _learn_values(self, batch: Batch, models: Models) -> tuple[LossTerm, tuple[Tensor, Tensor]]:
+        """The value term of a micro-batch at the values that its own GAE reads."""
+        out = models.critic(batch)
+        values = out.values.detach()
+        advantages, returns = self._gae(batch, values, out.final.detach())
+        term = self._value_term(batch.replace(values=values, returns=returns), out.values)
+        return term, (values, advantages)
+
+    def _value_term(self, batch: Batch, values: Tensor) -> LossTerm:
+        assert batch.returns is not None and batch.scale is not None
+        mask, tokens = batch.completion_mask, batch.completion_mask.sum()
         term = value_loss(values, batch.returns, batch.values, mask, clip=self.value_clip)
         loss = self.value_coef * aggregate(term.loss, mask, batch.scale, self.average)
         error = (batch.returns - values.detach()).square()
-        yield LossTerm(
-            "value",
-            loss,
-            {
-                "value_clip": (masked_sum(term.clipped.float(), mask), tokens),
-                "value_error": (masked_sum(error, mask), tokens),
-                "value": (masked_sum(values.detach(), mask), tokens),
-                "return": (masked_sum(batch.returns, mask), tokens),
-                "return_squared": (masked_sum(batch.returns.square(), mask), tokens),
-            },
-        )
+        metrics = {
+            "value_clip": (masked_sum(term.clipped.float(), mask), tokens),
+            "value_error": (masked_sum(error, mask), tokens),
+            "value": (masked_sum(values.detach(), mask), tokens),
+            "return": (masked_sum(batch.returns, mask), tokens),
+            "return_squared": (masked_sum(batch.returns.square(), mask), tokens),
+        }
+        return LossTerm("value", loss, metrics)
 
     def initial_state(self) -> dict[str, float]:
         return {} if self.kl_target is None else {"kl_coef": self.kl_coef}

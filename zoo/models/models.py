@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.batch import Batch
+
+if TYPE_CHECKING:
+    from zoo.algorithms.base import LossTerm
+
+# A pass without gradient keeps one layer's activations where one with it keeps all: its
+# micro-batches may be larger, and large products run faster.
+LIGHTER = 4
 
 
 @dataclass
@@ -30,6 +37,8 @@ class Models:
     reference_home: torch.device | None = None  # where it waits while it is not used
     # the sampler decodes with the policy's own weights, not with a copy in another precision
     sampler_is_policy: bool = False
+    # of the step's only update, which `learn` adds to; None: there are several, or none to come
+    gradients: Any = None
 
     def trainable(self, roles: tuple[str, ...]) -> dict[str, nn.Module]:
         return {role: getattr(self, role) for role in roles}
@@ -39,12 +48,29 @@ class Models:
         self, batch: Batch, forward: Callable[[Batch], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
         """`forward` over micro-batches of `batch`; [b, t] outputs are padded and joined."""
-        parts = batch.micro_batches_needed(self.micro_batch_tokens, rows_coupled=False)
-        width = batch.input_ids.shape[1]
-        outputs: list[tuple[Tensor, ...]] = []
-        for piece in batch.split(parts, rows_coupled=False):
-            outputs.append(tuple(_widen(value, width) for value in forward(piece)))
-        return tuple(torch.cat(values) for values in zip(*outputs, strict=True))
+        budget = self.micro_batch_tokens * LIGHTER
+        parts = batch.micro_batches_needed(budget, rows_coupled=False)
+        pieces = batch.split(parts, rows_coupled=False)
+        return joined([forward(piece) for piece in pieces], batch.input_ids.shape[1])
+
+    def learn(
+        self, batch: Batch, forward: Callable[[Batch], tuple[LossTerm, tuple[Tensor, ...]]]
+    ) -> tuple[Tensor, ...]:
+        """A pass that learns from what it reads: outputs as of `in_micro_batches`, and gradients.
+
+        `forward` gives a micro-batch's loss term, divided by `batch.scale`, and the outputs to
+        keep. The term is backpropagated into the step's only update, at the weights that a pass
+        of its own would have found in `losses`: one forward for two.
+
+        Raises:
+            ValueError: there is no update to add to (`gradients` is None).
+        """
+        if self.gradients is None:
+            raise ValueError(
+                "models.learn adds to the only update of a step, and this step has several or "
+                "none. Ask whether models.gradients is None, and use models.critic_values then."
+            )
+        return self.gradients.learn(batch, forward)
 
     def policy_logprobs(self, batch: Batch) -> Tensor:
         """[B, T] log-probs of the policy, without gradient."""
@@ -119,6 +145,12 @@ def visiting(module: nn.Module, device: torch.device, home: torch.device | None)
         yield
     finally:
         module.to(home)
+
+
+def joined(outputs: Sequence[tuple[Tensor, ...]], width: int) -> tuple[Tensor, ...]:
+    """Each output over the rows of all micro-batches; [b, t] ones padded to `width` columns."""
+    padded = [tuple(_widen(value, width) for value in found) for found in outputs]
+    return tuple(torch.cat(values) for values in zip(*padded, strict=True))
 
 
 def _widen(value: Tensor, width: int) -> Tensor:

@@ -10,6 +10,7 @@ from zoo.batch import Batch
 from zoo.build import Run
 from zoo.distributed import rank
 from zoo.seeds import drawing_from, torch_generator
+from zoo.train.gradients import Gradients
 from zoo.train.metrics import Pool
 from zoo.train.optimizer import lr_factor
 from zoo.train.update import Updated, update
@@ -35,6 +36,7 @@ def train(run: Run, session: Session) -> None:
             if sampled.batch is not None:
                 batch = sampled.batch.to(run.accelerator.device)
                 with run.timer("prepare"), memory.phase("prepare"), session.interrupt.at_once():
+                    models.gradients = only_gradients(run)
                     batch = algorithm.prepare(batch, models)  # (3) baseline  (4) advantages
                 with run.timer("update"), memory.phase("update"):
                     for minibatch in minibatches(batch, run, step):
@@ -50,6 +52,23 @@ def train(run: Run, session: Session) -> None:
         session.record(step, sampled, pool)
         session.evaluate_if_due(step)
         session.checkpoint_if_due(step)
+
+
+def only_gradients(run: Run) -> Gradients | None:
+    """Gradients of a step's update that `prepare` may add to already; None where it may not.
+
+    With several updates those to come read other weights, and adapters with dropout read other
+    values under gradient than without.
+    """
+    lora = run.config.model.lora
+    if run.algorithm.updates_per_step > 1 or (lora is not None and lora.dropout > 0):
+        return None
+    return Gradients(
+        run.algorithm,
+        run.trainables,
+        run.max_completion_length,
+        run.config.train.micro_batch_tokens,
+    )
 
 
 def minibatches(batch: Batch, run: Run, step: int) -> Iterator[Batch]:

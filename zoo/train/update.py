@@ -1,47 +1,21 @@
-"""One optimizer step: micro-batches, one backward for each loss term, clip, step."""
+"""One optimizer step: gradients of all micro-batches, clip, step."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.algorithms.base import Algorithm, LossTerm, called
-from zoo.batch import Batch, Scale
+from zoo.algorithms.base import Algorithm, called
+from zoo.batch import Batch
 from zoo.config import ConfigError
-from zoo.distributed import gathered, largest, world_size
+from zoo.distributed import gathered, largest
 from zoo.models.models import Models
+from zoo.train.gradients import ALWAYS, Gradients, Trainable, global_scale
 from zoo.train.metrics import Pool
-
-# The names that a step's line in metrics.jsonl has of zoo's own.
-RESERVED = {
-    "step", "updates", "time", "nonfinite", "rows", "truncated", "completions",
-    "completions_total", "skipped_updates", "empty_batch", "stopped_early", "flops",
-    "tokens_per_second",
-}  # fmt: skip
-RESERVED_BEGINNINGS = (
-    "lr/", "loss/", "grad_norm/", "idle_updates/", "skipped/", "reward/", "reason/", "length/",
-    "groups/", "tokens/", "seconds/", "state/", "memory/", "warnings/",
-)  # fmt: skip
-AS_IN = 'Write `yield LossTerm("policy", loss, {"entropy": (sum, count)})`.'
-ALWAYS = (
-    "Yield the same terms for every batch; where there is nothing to learn, one of 0, such as "
-    "(out.logprobs * 0).sum()."
-)
-
-
-@dataclass
-class Trainable:
-    """A module under training with its optimizer, both prepared by accelerate."""
-
-    module: nn.Module
-    optimizer: Any
-    lr: float
 
 
 @dataclass(frozen=True)
@@ -52,14 +26,6 @@ class Updated:
     reason: str  # of the refusal
     tokens: int  # trained tokens of all processes
     metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
-
-
-def global_scale(batch: Batch, max_completion_length: int) -> Scale:
-    """The sizes of the optimizer step, summed over processes."""
-    mine = batch.local_scale(max_completion_length)
-    parts = gathered((mine.tokens, mine.sequences, mine.groups))
-    tokens, sequences, groups = (sum(column) for column in zip(*parts, strict=True))
-    return Scale(tokens, sequences, groups, max_completion_length)
 
 
 def update(
@@ -88,35 +54,22 @@ def update(
     """
     scale = global_scale(batch, max_completion_length)
     coupled = algorithm.needs.rows_coupled
-    local = Pool()
+    gradients, models.gradients = models.gradients, None
+    if gradients is None:
+        gradients = Gradients(algorithm, trainables, max_completion_length, micro_batch_tokens)
+    local = gradients.pool
     if algorithm.needs.silent_without_advantage:
         pieces = _with_advantage(batch.replace(scale=scale), micro_batch_tokens, coupled, local)
     else:
         parts = int(largest(batch.micro_batches_needed(micro_batch_tokens, coupled)))
         pieces = batch.replace(scale=scale).split(parts, coupled)
-    bad, terms = "", 0
-    for index, piece in enumerate(pieces):
-        last = index == len(pieces) - 1
-        with contextlib.ExitStack() as stack:
-            if not last:
-                for trainable in trainables.values():
-                    if hasattr(trainable.module, "no_sync"):
-                        stack.enter_context(trainable.module.no_sync())  # pyright: ignore
-            for term in _terms(algorithm, piece, models, together=last):
-                terms += 1
-                value = float(term.loss.detach())
-                if not math.isfinite(value):
-                    bad = bad or f"loss/{term.name} is {value}"
-                # DDP averages over processes; we divided by global sizes, so undo the average.
-                (term.loss * world_size()).backward()
-                local.add(f"loss/{term.name}", value, 0)
-                local.add_all(term.metrics)
-    if not terms:
+    gradients.add(pieces, lambda piece: algorithm.losses(piece, models))
+    if not gradients.terms:
         raise ConfigError(
             f"{called(algorithm)}: losses yielded no LossTerm for a batch of {batch.n_rows} rows, "
             f"so nothing would be trained. {ALWAYS}"
         )
-    norms = {}
+    bad, norms = gradients.bad, {}
     for name, trainable in trainables.items():
         norms[name] = grad_norm(trainable.module, max_grad_norm)
         if not math.isfinite(norms[name]):
@@ -137,69 +90,6 @@ def update(
             pool.add(name, *total)
             seen.add(name, *total)
     return Updated(applied=not bad, reason=bad, tokens=scale.tokens, metrics=seen.means())
-
-
-def _terms(
-    algorithm: Algorithm, piece: Batch, models: Models, *, together: bool
-) -> Iterator[LossTerm]:
-    """What `losses` yields, checked.
-
-    `together`: the gradient of this micro-batch is shared. A process that had a term less would
-    never come to that, and the others would wait for it, so the names are compared before.
-    """
-    yielded = algorithm.losses(piece, models)
-    if not isinstance(yielded, Iterable) or isinstance(yielded, Tensor):
-        raise ConfigError(
-            f"{called(algorithm)}: losses must yield LossTerms, and returned "
-            f"{type(yielded).__name__}. {AS_IN}"
-        )
-    terms = iter(yielded)
-    while True:
-        term = next(terms, None)
-        if term is not None:
-            _check_term(algorithm, term)
-        if together:
-            names = gathered(term.name if term is not None else "")
-            if len(set(names)) > 1:
-                told = ", ".join(f"rank {i} {name or 'none'}" for i, name in enumerate(names))
-                raise ConfigError(
-                    f"{called(algorithm)}: the processes' losses yielded different terms ({told}), "
-                    f"so their gradients cannot be shared. {ALWAYS}"
-                )
-        if term is None:
-            return
-        yield term
-
-
-def _check_term(algorithm: Algorithm, term: Any) -> None:
-    """Refuse what is no term, has no gradient, or carries metrics that cannot be kept."""
-
-    def refuse(what: str, found: object) -> NoReturn:
-        shown = " ".join(str(found).split())[:80]
-        raise ConfigError(f"{called(algorithm)}: {what}, got {shown}. {AS_IN}")
-
-    if not isinstance(term, LossTerm):
-        refuse("losses must yield LossTerms", type(term).__name__)
-    where = f"the loss of the term {term.name!r}"
-    if not isinstance(term.loss, Tensor) or term.loss.dim():
-        refuse(f"{where} must be a scalar tensor", getattr(term.loss, "shape", term.loss))
-    if not term.loss.requires_grad:
-        refuse(f"{where} must depend on a module under training", "a constant")
-    if not isinstance(term.metrics, Mapping):
-        refuse("metrics must be a mapping {name: (sum, count)}", term.metrics)
-    for name, parts in term.metrics.items():
-        if str(name) in RESERVED or str(name).startswith(RESERVED_BEGINNINGS):
-            raise ConfigError(
-                f"{called(algorithm)}: the metric {name!r} is the name of one of zoo's own, which "
-                f"would be overwritten. Choose another, such as {algorithm.name or 'mine'}/{name}."
-            )
-        pair = isinstance(parts, tuple | list) and len(parts) == 2
-        if not pair or not all(_is_number(part) for part in parts):
-            refuse(f"the metric {name!r} must be (sum, count), two numbers", parts)
-
-
-def _is_number(value: object) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
 def _with_advantage(batch: Batch, budget: int, coupled: bool, pool: Pool) -> list[Batch]:
