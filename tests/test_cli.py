@@ -1,6 +1,7 @@
 """The command line: forty mistakes and more, help, extension, and what happens when a run fails."""
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -76,6 +77,15 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("rollout.top_p=0.9", ["rollout.top_p=0.9", "rollout has: ", "temperature"]),
     ("train.stepz=3", ["train.stepz=3", "Did you mean train.steps=3?"]),
     ("steps=3", ["steps=3", "Did you mean train.steps=3?"]),
+    ("train.stop_at=null", ["a StopAt, got null", "train.stop_at.metric=…"]),
+    (
+        "model=tiny_random model.architecture.initializer_range=0.3",
+        ["there is no setting", "Write +model.architecture.initializer_range=0.3"],
+    ),
+    (
+        "model=tiny_random model.architecture.hiden_size=32",
+        ["Did you mean model.architecture.hidden_size=32?"],
+    ),
     ("lr=1e-4", ["lr=1e-4", "Did you mean train.lr=1e-4?"]),
     ("+lr=1e-4", ["lr", "0.0001", "Did you mean train.lr?"]),
     ("algorithm.clip_epz=0.3", ["0.3", "Did you mean algorithm.clip_eps=0.3?"]),
@@ -173,6 +183,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("data=jsonl data.path=.", ["is a folder, not a file"]),
     ("data=jsonl data.path=q.jsonl", ["there is no file q.jsonl", "Check data.path"]),
     ("data=jsonl data.path=q data.columns.prompt.x=1", ["data.columns.prompt.x=1"]),
+    ("data=gsm8k data.columns={prompt:q}", ["there is no setting data.columns", "data=jsonl"]),
     ("data=gsm8k data.path=nowhere", ["data.path=nowhere", "train.jsonl"]),
     ("data=hub", ["data.name is not set", "Try data.name=openai/gsm8k"]),
     ("output=", ["output", "''", "Try output=outputs"]),
@@ -207,6 +218,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
     ("-m seed=interval(0,1)", ["seed=interval(0,1)", "range(start,stop,step)"]),
     ("-m seed=0,1 --jobs none", ["none", "--jobs 2"]),
+    ("-m seed=0,1 --jobs ²", ["'²'", "--jobs 2"]),
+    ("-m --cfg job seed=0,1", ["-m runs several", "zoo --cfg job seed=0"]),
     ("-m seed=range(0,2,0)", ["seed=range(0,2,0)", "endlessly many", "Give fewer"]),
     ("-m seed=range(0,1e9)", ["seed=range(0,1e9)", "1,000,000,000 jobs", "Give fewer"]),
     ("-m --config-name nobody seed=0,1", ["'nobody'", "In the job: seed=0"]),
@@ -216,6 +229,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("hydra/launcher=null", ["hydra/launcher=null", "leave it out"]),
     ("--cfg job hydra.nope=3", ["hydra.nope=3", "zoo --cfg hydra"]),
     ("--cfg hydra hydra.nope=3", ["hydra.nope=3", "zoo --cfg hydra"]),
+    ("--cfg hydra -p trainn", ["--package trainn", "`zoo --cfg hydra` has no such part"]),
+    ("--cfg all --package trainn", ["--package trainn", "`zoo --cfg all` has no such part"]),
+    ("hydra.job.chdir=true", ["hydra.job.chdir=true", "output=DIR"]),
+    ("-m hydra/launcher=joblib seed=0,1 hydra.job.chdir=true", ["relative paths", "Leave it out"]),
+    ("--cfg hydra hydra.sweep.dir={a:1}", ["hydra.sweep.dir", "zoo --cfg hydra --package"]),
     ("--info foo", ["'foo'", "'searchpath'", "zoo --help"]),
     ("--cfg job --resolve name=${nowhere}", ["name=${nowhere}", "'nowhere' not found"]),
     ("--shell-completion", ["got nothing", "install=bash"]),
@@ -279,12 +297,39 @@ def test_keys_of_a_mapping_that_is_there_to_be_filled_need_no_plus(
     line = "data=jsonl data.path=a.jsonl data.columns.prompt=question data.columns.answer=gold"
     assert main(line.split()) == 0
     assert main(["+data.columns.prompt=question", *line.split()[:2]]) == 0
+    assert main(["data.columns={prompt: question}", *line.split()[:2]]) == 0
     assert [dict(config.data.columns) for config in runs] == [
         {"prompt": "question", "answer": "gold"},
+        {"prompt": "question"},
         {"prompt": "question"},
     ]
     assert main(["--cfg", "job", "--package", "data", *line.split()]) == 0
     assert "prompt: question" in capsys.readouterr().out
+
+
+def test_warning_before_a_mistake_is_a_line_without_a_place_in_the_code(tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"{i} + 1 =", "answer": str(i + 1)}) for i in range(200)]
+    (tmp_path / "q.jsonl").write_text("\n".join([*rows, "{"]))
+    line = "model=tiny_random data=jsonl data.path=q.jsonl evaluate.best_metric=heldout/nothing"
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo", *line.split()],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+    )
+    first, _, rest = done.stderr.partition("\n")
+    assert first.startswith("warning: q.jsonl: left out 1 of 201 rows (line 201: not JSON")
+    assert rest.startswith("zoo: error\n  evaluate.best_metric=heldout/nothing")
+
+
+@pytest.mark.parametrize("word", ["2026", "1e5", "0x10", "true", "0010"])
+@pytest.mark.parametrize("key", ["experiment", "name"])
+def test_a_name_that_looks_like_a_number_is_taken_as_written(
+    key: str, word: str, runs: list[RunConfig], elsewhere: Path
+) -> None:
+    assert main([f"{key}={word}"]) == 0
+    assert getattr(runs[0], key) == word
 
 
 def test_tour_is_as_long_as_promised() -> None:
@@ -607,6 +652,42 @@ def test_hydra_launcher_runs_every_job_in_zoo_s_way(runs: list[RunConfig], elsew
     assert [path.name for path in (elsewhere / "outputs").iterdir()] == [".hydra"]
 
 
+def test_hydra_launcher_whose_jobs_fail_lists_them_all(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `sweep`")
+    import zoo.train.run
+
+    def fails_unless_first(config: RunConfig) -> dict[str, Any]:
+        if config.seed == 0:
+            return {}
+        raise ArithmeticError(f"of seed {config.seed}")
+
+    def finished(folder: Path, *_: Any) -> dict[str, Any] | None:
+        return (
+            {} if (elsewhere / "outputs" / ".hydra").exists() and "seed_0" in str(folder) else None
+        )
+
+    monkeypatch.setattr(zoo.train.run, "run", fails_unless_first)
+    monkeypatch.setattr(zoo.train.run, "finished", finished)
+    line = "-m hydra/launcher=joblib hydra.launcher.n_jobs=1 algorithm=ppo seed=0,1,2"
+    assert main(line.split()) == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "Without a summary: 2 of 3 jobs (seed=1; seed=2). The first one: the run stopped" in err
+    assert "ArithmeticError: of seed 1" in err
+
+
+def test_hydra_launcher_that_can_start_no_job_is_told(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra `sweep`")
+    monkeypatch.setenv("PATH", str(elsewhere))  # without slurm's programs
+    assert main(["-m", "hydra/launcher=submitit_slurm", "algorithm=ppo", "seed=0,1"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert 'submitit_slurm started no job: RuntimeError: Could not detect "srun"' in err
+    assert "hydra/launcher=submitit_local" in err and "Traceback" not in err
+
+
 # ------------------------------------------------------------------------ a stranger's code
 
 STRANGER = """
@@ -695,6 +776,7 @@ def test_class_that_cannot_be_built_is_named_with_its_line(
 ) -> None:
     module = f"raises_{elsewhere.name}"
     text = f"class Mine:\n    def __init__(self):\n        raise {error}\n"
+    text += "    def __call__(self, prompts, completions): ...\n"
     (elsewhere / f"{module}.py").write_text(text)
     line = f"reward=random reward._target_={module}.Mine ~reward.seed ~reward.p"
     assert main(line.split()) == 2

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -294,6 +294,8 @@ def test_run_folder_is_named_by_experiment_algorithm_hash_and_seed() -> None:
     named = structured(compose(["name=mine"]))
     assert run_name(named) == "mine"
     assert run_dir(named) == Path("outputs/default/mine/seed_0")
+    at_home = structured(compose(["name=mine", "output='~/runs'"]))
+    assert run_dir(at_home) == Path.home() / "runs/default/mine/seed_0"
 
 
 # ------------------------------------------------------------------------ conversion
@@ -312,6 +314,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Everything:
+    offers: ClassVar[frozenset[str]] = frozenset()
     flag: bool = False
     count: int = 1
     rate: float = 0.5
@@ -351,6 +354,15 @@ class Slotted:
 
     def __init__(self, n: int = 1) -> None:
         self.n = n
+
+
+def leaves_a_trace(path: str):
+    Path(path).touch()
+
+
+class Trace:
+    def __init__(self, path: str) -> None:
+        Path(path).touch()
 
 
 def make_point(x: float = 2) -> Point:
@@ -479,6 +491,19 @@ def test_node_without_a_usable_class_is_refused(node: Any, words: str) -> None:
     assert words in str(refusal.value)
 
 
+@pytest.mark.parametrize("group", ["algorithm", "data", "reward", "rollout", "thing"])
+@pytest.mark.parametrize("name", ["leaves_a_trace", "Trace", "os.mkdir"])
+def test_what_makes_nothing_of_use_is_refused_before_it_is_called(
+    group: str, name: str, tmp_path: Path
+) -> None:
+    if name == "Trace" and group in ("rollout", "thing"):
+        pytest.skip("any class may be one")
+    target = name if "." in name else here(name)
+    with pytest.raises(ConfigError, match=r"is no class, and a function|is not usable as"):
+        build({"_target_": target, "path": str(tmp_path / "trace")}, group)
+    assert not (tmp_path / "trace").exists()
+
+
 def test_broken_module_of_a_stranger_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,16 +569,46 @@ def test_conf_is_no_package_folder_in_the_source_tree() -> None:
         ("train.groups=999999999999", "train.groups must be at most 1048576"),
         ("evaluate.samples=999999999999", "evaluate.samples must be at most 1048576"),
         ("train.stop_at.value=nan", "train.stop_at.value must be a share between 0 and 1, got nan"),
+        ("train.stop_at.value=0.5", "train.stop_at.value=0.5 has no effect without"),
+        ("train.stop_at.metric=heldout/greedy", "train.stop_at.value is 0, which"),
         ("train.stop_at.value=1.5", "train.stop_at.value must be a share between 0 and 1"),
         ("train.weight_decay=1e308", "train.weight_decay=1e+308 times train.lr=0.002 must be"),
         ("model.architecture.num_hidden_layers=0", "model.architecture.num_hidden_layers must be"),
+        ("model.dtype=float16", "model.dtype=float16 cannot be trained"),
         ("name=' '", "name names a folder of the output and must be one plain word, got ' '"),
+        (f"name={'n' * 256}", "name must be of folders whose names have at most 255 bytes"),
+        (f"name='{'ä' * 128}'", "name must be of folders whose names have at most 255 bytes"),
+        (f"output=a/{'n' * 256}/b", "output must be of folders whose names have at most 255 bytes"),
     ],
 )
 def test_number_that_no_run_could_have_is_refused_with_its_key(override: str, words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         structured(compose(["model=tiny_random", override]))
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ("train.schedule=constant train.lr_end=0.2", ["lr_end"]),
+        ("train.schedule=constant", []),
+        ("train.schedule=cosine train.lr_end=0.2", []),
+        # 3 steps of 2 epochs are 6 updates
+        ("algorithm=ppo algorithm.epochs=2 train.steps=3 train.warmup_updates=6", ["warmup"]),
+        ("algorithm=ppo algorithm.epochs=2 train.steps=3 train.warmup_updates=5", []),
+        ("experiment=tiny_sft train.steps=39", ["stop_at"]),
+        ("experiment=tiny_sft train.steps=40", []),
+        ("experiment=tiny_sft train.steps=0", []),
+        ("algorithm=ppo algorithm.epochs=2 algorithm.kl_stop=0.1", ["kl_stop"]),
+        ("algorithm=ppo algorithm.epochs=2 algorithm.kl_stop=0.1 train.schedule=constant", []),
+    ],
+)
+def test_setting_that_does_nothing_in_a_run_is_a_note(overrides: str, wanted: list[str]) -> None:
+    from zoo.build import without_effect
+
+    found = dict(without_effect(structured(compose(overrides.split()))))
+    assert list(found) == wanted
+    assert all(f"train.{key}" in text or f"algorithm.{key}" in text for key, text in found.items())
 
 
 def test_weight_decay_is_held_against_the_critics_learning_rate_too() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from zoo import distributed
 from zoo.config import ConfigError
+from zoo.models.models import Models
 
 
 class Parent:
@@ -25,13 +31,33 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
+LAUNCH = (
+    ("/x/bin/python", "/x/bin/accelerate", "launch"),
+    ("/x/bin/python", "/x/bin/accelerate-launch"),
+    ("python", "-m", "accelerate.commands.launch"),
+    ("python", "-m", "accelerate.commands.accelerate_cli", "launch"),
+)
+TWO = (("--num_processes", "2"), ("--num_processes=2",), ("--num-processes", "2"))
+
+
 @pytest.mark.parametrize(
-    "words", [("--num_processes", "2"), ("--num_processes=2",), ("--num-processes", "2")]
+    "words",
+    [
+        *((*launch, "--cpu", "--num_processes", "2") for launch in LAUNCH),
+        *((*LAUNCH[0], *words) for words in TWO),
+        (*LAUNCH[0], "--config_file", "FILE"),
+        (*LAUNCH[1], "--config_file=FILE", "--cpu"),
+        (*LAUNCH[0], "--config_file", "FILE", "--num_processes=2"),
+    ],
 )
 def test_one_process_where_two_were_asked_for(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    parent = Parent("python", "accelerate", "launch", "--cpu", *words, "-m", "zoo")
+    file = tmp_path / "accelerate.yaml"
+    count = 3 if words[-1] == "--num_processes=2" else 2  # the command line comes first
+    file.write_text(f"distributed_type: 'NO'\nuse_cpu: true\nnum_processes: {count}\n")
+    words = tuple(word.replace("FILE", str(file)) for word in words)
+    parent = Parent(*words, "-m", "zoo", "--cfg", "job", "seed=1")
     monkeypatch.setattr(distributed.psutil, "Process", lambda: parent)
     with pytest.raises(ConfigError, match=r"asked for 2 .* torchrun --nproc_per_node 2 -m zoo"):
         distributed.check_launcher()
@@ -41,13 +67,41 @@ def test_one_process_where_two_were_asked_for(
 
 @pytest.mark.parametrize(
     "words",
-    [("accelerate", "launch", "--num_processes", "1", "zoo"), ("bash",), ("accelerate", "launch")],
+    [
+        (*LAUNCH[0], "--num_processes", "1", "zoo"),
+        ("bash",),
+        LAUNCH[0],
+        (*LAUNCH[1], "--num_processes", "²", "zoo"),
+        (*LAUNCH[1], "--config_file", "gone.yaml", "zoo"),
+        (*LAUNCH[1], "--cpu", "zoo", "--num_processes", "2"),  # its own argument
+    ],
 )
 def test_one_process_is_fine_where_one_was_asked_for(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed.psutil, "Process", lambda: Parent("python", *words))
+    monkeypatch.setattr(distributed.psutil, "Process", lambda: Parent(*words))
     distributed.check_launcher()
+
+
+def test_processes_that_would_train_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = import_module("zoo.build")
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    config = structured(compose(["algorithm=grpo", "model=tiny_random"]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, device="mps")
+    monkeypatch.setattr(build, "Accelerator", lambda **settings: alone)
+    with pytest.raises(ConfigError, match=r"2 processes .* counts 1 on mps: .* train.device=cpu"):
+        build.make_accelerator(config)
+    # whatever accelerate counts, each module under training shares its gradients
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    models = Models(policy=torch.nn.Linear(1, 1))  # pyright: ignore
+    unwrapped = SimpleNamespace(
+        device=torch.device("cpu"), prepare=lambda module, optimizer: (module, optimizer)
+    )
+    with pytest.raises(ConfigError, match="gradients of the policy: accelerate made it a Linear"):
+        build._trainables(config, models, unwrapped)  # pyright: ignore
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,46 @@
 """`python -m zoo` is `zoo`."""
 
+import contextlib
+import os
 import sys
+import threading
+import time
+
+GRACE_SECONDS = 3.0  # for the threads of a reward that was given up
 
 
 def start() -> int:
     """Run `zoo`; Ctrl-C while Python still loads it leaves no traceback either."""
+    status = 1
     try:
         from zoo.cli import main
 
-        return main()
+        status = main()
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
-        return 130
+        status = 130
+    finally:
+        deadline = sys.modules.get("zoo.rewards.deadline")
+        if _waited_for() and (status == 130 or (deadline and deadline.given_up)):
+            threading.Thread(target=_end_in_time, args=(status,), daemon=True).start()
+    return status
+
+
+def _waited_for() -> list[threading.Thread]:
+    """The threads that Python waits for before it ends, such as those of a pool."""
+    main = threading.main_thread()
+    return [t for t in threading.enumerate() if t is not main and not t.daemon]
+
+
+def _end_in_time(status: int) -> None:
+    """While Python ends: an idle pool is gone at once, one that hangs would keep it for ever."""
+    time.sleep(GRACE_SECONDS)
+    if left := _waited_for():
+        with contextlib.suppress(OSError, ValueError):  # a terminal that went away
+            sys.stderr.write(f"zoo ends without {left[0].name}, a thread that did not end.\n")
+            sys.stderr.flush()
+            sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
+from torch.nn.parallel import DistributedDataParallel
 
 from zoo.algorithms.base import Algorithm, DataKind, checked_state, needs_of
 from zoo.allocator import keep_freed_memory
-from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, TooLong, TrainConfig
+from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, Schedule, TooLong, TrainConfig
 from zoo.data.fitting import SHARE, context_of, cut_groups, fitting, fitting_prompts
 from zoo.data.left_out import heard
 from zoo.data.offered import check_offers, overlap, rows_of, sets_of
@@ -33,10 +34,18 @@ from zoo.data.tokenize import (
     stop_token_ids,
     tokenize_prompts,
 )
-from zoo.distributed import barrier, check_launcher, is_main, leave_at_exit, world_size
+from zoo.distributed import (
+    barrier,
+    check_launcher,
+    expected_processes,
+    is_main,
+    leave_at_exit,
+    world_size,
+)
 from zoo.evaluate.best import check_best_metric
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet, tokenized_sets
 from zoo.evaluate.preferences import PreferenceEvaluator, held_out
+from zoo.identity import identity
 from zoo.instantiate import resolved
 from zoo.measure.cost import ModelCost
 from zoo.measure.timing import Timer
@@ -62,6 +71,7 @@ from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
 from zoo.train.gradients import Trainable
+from zoo.train.inputs import record
 from zoo.train.optimizer import make_optimizer, offload_states
 from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
@@ -190,7 +200,7 @@ def check(config: RunConfig) -> None:
     if train.stop_at.metric is not None and "policy" not in needs.trains:
         raise ConfigError(
             f"train.stop_at.metric={train.stop_at.metric} is about a policy's answers, and "
-            f"algorithm={name} trains none. Use train.stop_at.metric=null."
+            f"algorithm={name} trains none. Leave train.stop_at out (metric=null, value=0)."
         )
     if not 0 <= config.evaluate.heldout_pairs < 1:
         raise ConfigError(
@@ -227,17 +237,26 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     """Devices and data parallelism; precision stays ours.
 
     Raises:
-        ConfigError: a launcher that was asked for several processes started one, or there is no
-            such device.
+        ConfigError: a launcher that was asked for several processes started one, accelerate does
+            not let them train together, or there is no such device.
     """
     check_launcher()
     check_model_config(config.model)
     torch.set_float32_matmul_precision(config.model.matmul_precision)
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
-    cpu = config.train.device == "cpu"
+    wanted = config.train.device
+    # Not told that it is on a CPU, accelerate makes each process of torchrun one of its own.
+    together = expected_processes() > 1 and not torch.accelerator.is_available()
+    cpu = wanted == "cpu" or (wanted == "auto" and together)
     leave_at_exit()
     made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
-    wanted = config.train.device
+    if made.num_processes != (processes := expected_processes()):
+        raise ConfigError(
+            f"{processes} processes were started to train together (WORLD_SIZE), but accelerate "
+            f"counts {made.num_processes} on {made.device}: each would train a model of its own. "
+            f"Start them with torchrun --nproc_per_node {processes} -m zoo …, and train.device=cpu "
+            "where they do not have a GPU each; or unset WORLD_SIZE for a single process."
+        )
     if wanted not in ("auto", made.device.type):
         raise ConfigError(
             f"train.device={wanted}, but accelerate found {made.device.type}: no such device is "
@@ -413,6 +432,7 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         made = from_policy(model, config.seed, **reading(start.model))
         models.reward_model = made.to(device)
     start.notes += _offload_reference(config, models, device)
+    start.notes += without_effect(config)
     if "policy" in needs.trains and (told := overlap(_training_rows(config), sets_of(config.data))):
         start.notes.append(("overlap", told))
     policy: Policy | None = start.policy
@@ -477,6 +497,13 @@ def _trainables(
         if config.train.offload_optimizer and accelerator.device.type != "cpu":
             offload_states(made, torch.device("cpu"))
         wrapped, optimizer = accelerator.prepare(module, made)
+        plain = getattr(wrapped, "_orig_mod", wrapped)  # within torch.compile
+        if world_size() > 1 and not isinstance(plain, DistributedDataParallel):
+            raise ConfigError(
+                f"the processes would not share the gradients of the {role}: accelerate made it a "
+                f"{type(plain).__name__}, not a DistributedDataParallel. Start them with torchrun, "
+                "without settings of accelerate such as ACCELERATE_USE_FSDP."
+            )
         trainables[role] = Trainable(wrapped, optimizer, lr)
         setattr(models, role, wrapped)
     return trainables
@@ -520,6 +547,38 @@ def _check_vocabulary(tokenizer: Any, model: Any) -> None:
         )
 
 
+def without_effect(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What is set and does nothing in this run, where a sweep or a short trial may well do it."""
+    train, algorithm = config.train, config.algorithm
+    updates = train.steps * algorithm.updates_per_step
+    constant = train.schedule is Schedule.constant
+    if constant and train.lr_end != TrainConfig.lr_end:
+        yield (
+            "lr_end",
+            f"train.lr_end={train.lr_end:g} has no effect with train.schedule=constant. Use "
+            "train.schedule=linear or cosine, or leave lr_end out.",
+        )
+    if 0 < updates <= train.warmup_updates:
+        yield (
+            "warmup",
+            f"train.warmup_updates={train.warmup_updates} is not below the run's {updates} updates"
+            ": the learning rate never reaches train.lr. Lower it, or raise train.steps.",
+        )
+    if train.stop_at.metric is not None and 0 < train.steps < train.stop_at.every:
+        yield (
+            "stop_at",
+            f"train.stop_at.every={train.stop_at.every} is above train.steps={train.steps}: "
+            "whether the target is reached is never looked at. Lower it.",
+        )
+    if getattr(algorithm, "kl_stop", None) is not None and not constant:
+        yield (
+            "kl_stop",
+            f"train.schedule={train.schedule} spans {updates} updates, and those that "
+            "algorithm.kl_stop skips do not count: the learning rate may not come down to "
+            "train.lr_end. train.schedule=constant is the same however many are skipped.",
+        )
+
+
 def _offload_reference(
     config: RunConfig, models: Models, device: torch.device
 ) -> list[tuple[str, str]]:
@@ -554,7 +613,7 @@ def _check_reads(name: str, source: ModelConfig, model: Any, tokenizer: Any) -> 
         )
     own = tokenizer
     with contextlib.suppress(OSError, ValueError):  # a folder of weights alone has no tokenizer
-        own = load_tokenizer(replace(source, tokenizer=None, chat_template=None))
+        own = load_tokenizer(replace(source, tokenizer=None, chat_template=None), "model.critic")
     if own.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"model.critic={name} has another tokenizer than the policy, whose token ids it would "
@@ -604,8 +663,7 @@ def _groups(
         made = _sampled_pairs(config, start, start_hash, task)
         if not made.labelled:
             raise ConfigError(
-                f"none of the {made.completions} sampled completions was scored, so none can be "
-                "labelled. Use a reward that does not abstain on all of them."
+                f"{_unscored(made)}, so none can be labelled. Use a reward that scores them."
             )
         return _labelled_groups(tokenizer, made.labelled, stops), made
     if kind is DataKind.rankings and "rankings" in data.offers:
@@ -614,12 +672,22 @@ def _groups(
         return _pair_groups(tokenizer, data.pairs(), stops, kind), None
     made = _sampled_pairs(config, start, start_hash, task)
     if not made.pairs:
+        if made.unscored == made.completions:
+            raise ConfigError(f"{_unscored(made)}, so no pair could be made. Correct the reward.")
+        others = f"{_unscored(made)}; of the others, " if made.unscored else ""
         raise ConfigError(
-            f"none of the {made.completions} sampled completions made a pair: in every group all "
-            "scores were equal (all right or all wrong). Use easier or harder prompts, a reward "
-            "with finer steps, or a larger rollout.group_size."
+            f"none of the {made.completions} sampled completions made a pair: {others}in every "
+            "group all scores were equal (all right or all wrong). Use easier or harder prompts, a "
+            "reward with finer steps, or a larger rollout.group_size."
         )
     return _pair_groups(tokenizer, made.pairs, stops, kind), made
+
+
+def _unscored(made: PairSet) -> str:
+    failed = f" (the reward failed on {made.failed}, train.reward_on_error=abstain)"
+    return f"{made.unscored} of {made.completions} sampled completions were not scored" + (
+        failed if made.failed else ""
+    )
 
 
 def _labelled_groups(tokenizer: Any, rows: list[LabelledCompletion], stops: Any) -> list[Group]:
@@ -648,13 +716,17 @@ def _ranking_groups(tokenizer: Any, rankings: list[Any], stops: Any) -> list[Gro
         count = len(ranking.completions)
         ids = [tuple(next(encoded)) for _ in range(count)]
         spare = size - count
+        # Both become float32, which cannot tell 100000001 from 100000000: so not the scores
+        # themselves, but their places in the order and what they have above the lowest.
+        levels = {score: float(i) for i, score in enumerate(sorted(set(ranking.scores)))}
+        above = [score - min(levels) for score in ranking.scores]
         groups.append(
             Group(
                 prompt,
                 (*ids, *[()] * spare),
                 (*ranking.completions, *[""] * spare),
-                labels=(*ranking.scores, *[0.0] * spare),
-                strengths=(*ranking.scores, *[0.0] * spare),
+                labels=(*(levels[score] for score in ranking.scores), *[0.0] * spare),
+                strengths=(*above, *[0.0] * spare),
                 present=(*[True] * count, *[False] * spare),
             )
         )
@@ -685,7 +757,8 @@ def _pair_groups(
             (chosen[i], rejected[i]),
             (chosen_texts[i], rejected_texts[i]),
             labels=(1.0, 0.0) if ranked else (),
-            strengths=(pairs[i].margin or 0.0, 0.0) if margins else (),
+            # A pair without a margin among others with one: its order.
+            strengths=(1.0 if (m := pairs[i].margin) is None else m, 0.0) if margins else (),
         )
         for i in range(len(pairs))
     ]
@@ -718,6 +791,9 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
         "seed": config.seed,
         "gold": gold is not None,
     }
+    files = record(config)["files"]
+    if judging := {name: found for name, found in files.items() if name.startswith("reward.")}:
+        key["files"] = judging
     if labels:
         key["labels"] = True
     if config.train.reward_on_error is OnError.abstain:
@@ -812,12 +888,10 @@ def _content_hash(prompts: Sequence[Prompt], reward: Any, gold: Any) -> str:
     """Of what the settings only point at: prompts with their columns, golds, a reward's code."""
     rows = [[p.id, p.token_ids, sorted(p.columns.items(), key=str)] for p in prompts]
     code = ""
-    function = getattr(reward, "function", None) or getattr(reward, "_function", None)
-    for part in (type(reward), function):
-        with contextlib.suppress(OSError, TypeError):  # built in an interactive session
-            code += inspect.getsource(part) if part is not None else ""
+    with contextlib.suppress(OSError, TypeError):  # built in an interactive session
+        code = inspect.getsource(type(reward))
     text = json.dumps([rows, code, sorted((gold or {}).items())], default=str)
-    text += fingerprint([reward])
+    text += identity(reward) + fingerprint([reward])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import importlib
 import importlib.util
+import io
 import os
 import shutil
 import signal
@@ -14,8 +15,9 @@ import textwrap
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     put_working_directory_on_path()
     folders = os.environ.get(FOLDERS)
+    raw, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         return _dispatch(arguments)
     except ConfigError as error:
@@ -80,9 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(str(error))
         return 1
     finally:
+        warnings.formatwarning = raw
         os.environ.pop(FOLDERS, None)
         if folders is not None:
             os.environ[FOLDERS] = folders
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+    raw: Any = warnings.formatwarning,
+) -> str:
+    """As a run prints its own; those of other libraries keep their place in the code."""
+    package = str(Path(__file__).parent)
+    if category.__module__.startswith("zoo.") or filename.startswith(package):
+        return f"warning: {message}\n"
+    return raw(message, category, filename, lineno, line)
 
 
 def _may_tell() -> bool:
@@ -218,10 +237,10 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if options.shell_completion:
         _check_completion(overrides)
-    elif options.cfg and not options.multirun:
+    elif options.cfg or options.info:
         _check_shown(options, overrides)
     if options.shell_completion or options.hydra_help or options.info or options.cfg:
-        return _through_hydra(_hydra_arguments(options, overrides))
+        return _show(options, overrides)
     if options.multirun:
         return _sweep(options, overrides)
     if options.jobs is not None:
@@ -352,6 +371,14 @@ def _check_shown(options: argparse.Namespace, overrides: list[str]) -> None:
     from zoo.compose import compose
     from zoo.instantiate import did_you_mean
 
+    if options.multirun:
+        flag = "--cfg" if options.cfg else "--info"
+        raise ConfigError(
+            f"{flag} shows one configuration, and -m runs several. Leave -m out and give each "
+            f"setting one value, as in zoo {flag} {options.cfg or options.info} seed=0."
+        )
+    if not options.cfg:
+        return
     cfg = compose(overrides, options.config_name or "config")
     package = options.package
     if options.cfg != "job" or package in (None, "_global_"):
@@ -362,6 +389,26 @@ def _check_shown(options: argparse.Namespace, overrides: list[str]) -> None:
             f"--package {package}: the configuration has no such part, or it is null.{near} "
             f"It has: {', '.join(str(key) for key in cfg)}."
         )
+
+
+def _show(options: argparse.Namespace, overrides: list[str]) -> int:
+    """What hydra prints itself; the words where it finds no such part are ours."""
+    arguments = _hydra_arguments(options, overrides)
+    if not options.package:
+        return _through_hydra(arguments)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            status = _through_hydra(arguments)
+        sys.stderr.write(said.getvalue())
+        return status
+    except SystemExit as error:
+        if "not found in config" not in said.getvalue():
+            raise
+        raise ConfigError(
+            f"--package {options.package}: `zoo --cfg {options.cfg}` has no such part, or it is "
+            "null. Leave --package out to see what there is."
+        ) from error
 
 
 def _hydra_arguments(options: argparse.Namespace, overrides: list[str]) -> list[str]:
@@ -399,11 +446,25 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
         try:
             return _through_hydra(_hydra_arguments(options, overrides))
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("joblib", "submitit"):
+            lost = type(error).__module__.partition(".")[0] in ("joblib", "submitit")
+            if _before_any_job(error):
+                raise ConfigError(
+                    f"{launchers[-1]} started no job: {type(error).__name__}: {_reason(error)}\n"
+                    "Correct its settings (hydra.launcher.NAME=VALUE), or leave it out for zoo's "
+                    "own launcher (-m --jobs N); hydra/launcher=submitit_local needs no cluster."
+                ) from error
+            told = isinstance(error, ConfigError | RunFailed) and "return_value" in _calls(error)
+            if not lost and not told:  # by a job
                 raise
             labels = zip(jobs, swept(jobs), strict=True)
             unfinished = [label for job, label in labels if check(job) is None]
-            raise RunFailed(_died(error, launchers[-1], unfinished, len(jobs))) from error
+            named = "; ".join(unfinished[:6]) + ("; …" if len(unfinished) > 6 else "")
+            without = f"Without a summary: {len(unfinished)} of {len(jobs)} jobs ({named})."
+            if lost:
+                raise RunFailed(_died(error, launchers[-1], without)) from error
+            if len(unfinished) > 1:  # of which hydra raises the first one's error
+                raise type(error)(f"{without} The first one:\n{error}") from error
+            raise
     command = [sys.executable, "-m", "zoo"]
     if options.config_name:
         command.append(f"--config-name={options.config_name}")
@@ -412,13 +473,27 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
     return sweep([*at_once, *rest], check=check, command=command)
 
 
-def _died(error: Exception, launcher: str, unfinished: list[str], total: int) -> str:
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0][:300]
+
+
+def _before_any_job(error: Exception) -> bool:
+    """Whether a launcher's plugin raised this while it made ready: no job, no wait for one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames}
+    runs_or_waits = "joblib" in modules or _calls(error) & {"run_job", "results"}
+    return "hydra_plugins" in modules and not runs_or_waits
+
+
+def _calls(error: Exception) -> set[str]:
+    return {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+
+
+def _died(error: Exception, launcher: str, without: str) -> str:
     """What to do where a launcher lost the process of a job."""
-    named = "; ".join(unfinished[:6]) + ("; …" if len(unfinished) > 6 else "")
-    reason = (str(error).strip() or "no message").splitlines()[0]
     return (
         f"{launcher} lost a process that ran a job, and ended: {type(error).__name__}: "
-        f"{reason[:300]}\nWithout a summary: {len(unfinished)} of {total} jobs ({named}).\n"
+        f"{_reason(error)}\n{without}\n"
         "The same command goes on with them. zoo's own launcher (-m --jobs N) keeps the other jobs "
         "where one dies."
     )

@@ -206,9 +206,17 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         ConfigError: a folder on hydra.searchpath does not exist.
         HydraException: an override that cannot be parsed.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parser = OverridesParser.create()
+    given = parser.parse_overrides(list(overrides))
+    overrides = [_as_text(text, one) for text, one in zip(overrides, given, strict=True)]
+    parsed = parser.parse_overrides(overrides)
     extra: list[str] = []
     for override in parsed:
+        if override.key_or_group == "hydra.job.chdir" and override.value() is True:
+            raise ConfigError(
+                "hydra.job.chdir=true would start the jobs in other folders, where relative paths "
+                "(output, files of data) mean others. Leave it out; output=DIR says where runs go."
+            )
         if override.key_or_group == "hydra.searchpath":
             extra = [str(folder) for folder in _as_list(override)]
             for folder in extra:
@@ -222,9 +230,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     recipes = _recipes(extra) if wanted else set()
     store = ConfigStore.instance()
     for name in wanted:
-        no_name = not isinstance(name, str | int) or isinstance(name, bool)
         if (
-            no_name
+            not isinstance(name, str)
             or name in recipes
             or not _PLAIN_WORD.fullmatch(str(name))
             or nearest(str(name), recipes)
@@ -238,21 +245,36 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     return [new for override in overrides for new in empty.get(override, [override])]
 
 
+def _as_text(text: str, override: Override) -> str:
+    """Names may look like numbers: experiment=2026 and name=1e5 are taken as they are written."""
+    key, _, value = text.partition("=")
+    plain = isinstance(override.value(), int | float) and _PLAIN_WORD.fullmatch(value)
+    return f"{key}='{value}'" if plain and key in ("experiment", "name", "output") else text
+
+
 def fill_in(overrides: Sequence[str]) -> list[str]:
     """The overrides, with hydra's + before keys of a mapping that is there to be filled in.
 
-    `data.columns.prompt=question` is such a one: `columns` is `{}`, and its keys are the user's.
+    `data.columns.prompt=question` and `data.columns={prompt: question}` are such: `columns` is
+    `{}`, and its keys are the user's.
     """
-    deep = [one for one in overrides if one.partition("=")[0].count(".") > 1 and one[0] not in "+~"]
+
+    def may_fill(one: str) -> bool:
+        key, _, value = one.partition("=")
+        return one[:1] not in "+~" and (key.count(".") > 1 or value.lstrip().startswith("{"))
+
+    deep = [one for one in overrides if may_fill(one)]
     if not deep:
         return list(overrides)
     values = _chosen(overrides)
 
     def is_open(key: str) -> bool:
         node: Any = values
-        for part in key.split(".")[:-1]:
+        found = []
+        for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
-        return node == {}
+            found.append(node)
+        return {} in found[-2:]
 
     opened = {one for one in deep if is_open(one.partition("=")[0])}
     return [f"+{one}" if one in opened else one for one in overrides]
@@ -420,6 +442,11 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         cause = _first_line(error.__cause__ or error)
         key = match[1].lstrip("+~").split("=")[0]
         parent = key.rsplit(".", 1)[0]
+        if key.startswith("hydra."):
+            return (
+                f"{match[1]} cannot be applied: {cause}. Correct the value; hydra's own settings "
+                f"are shown by `zoo --cfg hydra --package {parent} …`."
+            )
         return (
             f"{match[1]} cannot be applied: {cause}. {parent} holds one value and no keys below "
             f"it, or another kind; see it with `zoo --cfg job --package {parent.split('.')[0]}`."
@@ -594,6 +621,8 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     if near:
         return f"{text} Did you mean {' or '.join(f'{sign}{one}={value}' for one in near)}?"
     known = _settings(group, keys) if leaf else ""
+    if key.startswith("model.architecture."):
+        return f"{text} Write +{given} where the transformers config of that model_type has it."
     if known:
         return f"{text} {group} has: {known}."
     return f"{text} `zoo --help` shows the groups, `zoo --cfg job` every setting."

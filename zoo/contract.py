@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.algorithms.base import Algorithm, DataKind, Needs
+from zoo.algorithms.base import Algorithm, DataKind, Needs, checked_batch, needs_of
 from zoo.batch import Batch
+from zoo.config import ConfigError
 from zoo.models.models import Models
 from zoo.testing import (
     ROLES,
@@ -133,7 +134,15 @@ def _check(algorithm: Algorithm, processes: Clause | None) -> Report:
     torch.set_num_threads(1)  # models this small only lose by sharing
     try:
         contract = _Contract(algorithm)
-        clauses = [_clause(name, check, contract) for name, check in CLAUSES.items()]
+        clauses: list[Clause] = []
+        for name, check in CLAUSES.items():
+            clause = _clause(name, check, contract)
+            clauses.append(clause)
+            if name in PREMISES and not clause.passed:  # the others would say the same once more
+                rest = list(CLAUSES)[len(clauses) :]
+                why = f"not looked at: {name!r} is broken"
+                clauses += [Clause(other, True, why, skipped=True) for other in rest]
+                break
     finally:
         torch.set_num_threads(threads)
     if processes is not None:
@@ -254,13 +263,10 @@ def _same(one: Outcome, other: Outcome, what: str) -> None:
 
 
 def _states_needs(c: _Contract) -> None:
-    needs = c.needs
-    if not isinstance(needs, Needs):
-        raise _BrokenError(f"needs is {type(needs).__name__}, not zoo.algorithms.base.Needs")
-    if not isinstance(needs.data, DataKind):
-        raise _BrokenError(f"needs.data is {needs.data!r}, not a DataKind")
-    if not needs.trains or not set(needs.trains) <= set(ROLES):
-        raise _BrokenError(f"needs.trains is {needs.trains}; roles are {', '.join(ROLES)}")
+    try:
+        needs = needs_of(c.algorithm)
+    except ConfigError as error:
+        raise _BrokenError(str(error)) from error
     if not dataclasses.is_dataclass(c.algorithm):
         raise _BrokenError("it is not a dataclass: its settings could not come from a yaml")
     batch = make_batch(needs)
@@ -269,6 +275,15 @@ def _states_needs(c: _Contract) -> None:
         raise _BrokenError(
             f"keep gives {kept.dtype} {tuple(kept.shape)} for {batch.n_groups} groups, not bool [N]"
         )
+
+
+def _prepare_returns_a_batch(c: _Contract) -> None:
+    for _, algorithm in c.variants():
+        models = c.models()
+        try:
+            checked_batch(algorithm, algorithm.prepare(c.batch(models), c.ready(models)))
+        except ConfigError as error:
+            raise _BrokenError(str(error)) from error
 
 
 def _trains_what_it_says(c: _Contract) -> None:
@@ -788,6 +803,7 @@ def _state_is_pure(c: _Contract) -> None:
 
 CLAUSES: dict[str, Callable[[_Contract], str | None]] = {
     "needs are stated": _states_needs,
+    "prepare returns a batch": _prepare_returns_a_batch,
     "trains what it says": _trains_what_it_says,
     "reference untouched": _leaves_reference,
     "reads declared models": _reads_declared_models,
@@ -817,6 +833,7 @@ CLAUSES: dict[str, Callable[[_Contract], str | None]] = {
     "same seed, same run": _same_seed_same_run,
     "state is pure": _state_is_pure,
 }
+PREMISES = ("needs are stated", "prepare returns a batch")  # where broken, nothing else can hold
 TWO_PROCESSES = "one or two processes"
 
 
@@ -894,11 +911,11 @@ def _rank(folder: str, rank: int) -> None:
     found: list[Outcome | str] = []
     for algorithm in algorithms:
         contract = _Contract(algorithm)
-        models = contract.models()
-        batch = contract.batch(models)
-        half = torch.arange(batch.n_groups).tensor_split(2)[rank]
-        ready = contract.ready(models)
         try:
+            models = contract.models()
+            batch = contract.batch(models)
+            half = torch.arange(batch.n_groups).tensor_split(2)[rank]
+            ready = contract.ready(models)
             prepared = algorithm.prepare(batch.select_groups(half).trim(), ready)
             later = moved_models(ready, contract.needs)
             for role in contract.needs.trains:

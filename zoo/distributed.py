@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -17,7 +20,7 @@ from zoo.config import ConfigError
 def check_launcher() -> None:
     """Refuse to be the only process where `accelerate launch` was asked for several.
 
-    With --cpu and --num_processes 2 it starts one process and says nothing.
+    Without a GPU, or with --cpu, it starts one process and says nothing.
 
     Raises:
         ConfigError: names what was asked for and the command that does it.
@@ -27,25 +30,43 @@ def check_launcher() -> None:
     asked = _asked_of_accelerate()
     if asked > 1:
         raise ConfigError(
-            f"accelerate launch was asked for {asked} processes and started one. On a CPU, start "
-            f"them with: ACCELERATE_USE_CPU=true torchrun --nproc_per_node {asked} -m zoo …"
+            f"accelerate launch was asked for {asked} processes and started one. Start them with: "
+            f"torchrun --nproc_per_node {asked} -m zoo …, and train.device=cpu to leave GPUs alone."
         )
 
 
 def _asked_of_accelerate() -> int:
-    """--num_processes of the `accelerate launch` that started this process; 1 where none did."""
+    """How many processes the `accelerate launch` was to start that started this one; 1: none."""
     try:
         words = psutil.Process().parent().cmdline()  # pyright: ignore
     except (psutil.Error, AttributeError):  # no parent, or not ours to look at
         return 1
-    if "launch" not in words:
+    start = next((i for i, word in enumerate(words) if _LAUNCH.search(word)), None)
+    if start is None:
         return 1
-    for i, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name.replace("-", "_") == "__num_processes":
-            value = value or (words[i + 1] if i + 1 < len(words) else "")
-            return int(value) if value.isdigit() else 1
-    return 1
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            asked: Any = launch_command_parser().parse_args(words[start + 1 :])
+        count = asked.num_processes
+        by_file = asked.config_file or (os.path.isfile(default_config_file) and not asked.cpu)
+        if count is None and by_file:
+            count = getattr(load_config_from_file(asked.config_file), "num_processes", None)
+    except (SystemExit, OSError, ValueError):  # it would not have started us like this
+        return 1
+    return count or 1
+
+
+# `accelerate launch`, `accelerate-launch`, `python -m accelerate.commands.launch`
+_LAUNCH = re.compile(r"(^|[/\\])(launch|accelerate-launch|accelerate\.commands\.launch)(\.\w+)?$")
+
+
+def expected_processes() -> int:
+    """How many processes were started to train together, as a launcher and torch tell it."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return max(int(told) if told.isdecimal() else 1, world_size())
 
 
 @cache

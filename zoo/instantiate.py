@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import math
+import os
 import traceback
 import types
 import typing
@@ -22,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zoo.config import ConfigError, RunConfig, TrainConfig
+from zoo.identity import findable, hidden_state, identity
 
 CLASS_GROUPS = ("algorithm", "data", "reward", "rollout")
 VALUE_GROUPS = ("model", "train", "evaluate", "measure")
@@ -71,6 +73,7 @@ ELSEWHERE = {
     "on_error": "train.reward_on_error",
 }
 
+LONGEST_NAME = 255  # bytes, on the usual file systems
 MANY = 2**20  # more groups or samples than any machine holds at a time
 
 # What a class must have to stand in a group; the full contract is zoo.testing's business.
@@ -114,6 +117,7 @@ def build(node: Any, group: str) -> Any:
             f"{group}=NAME, or write {group}._target_=package.module.Class."
         )
     factory = locate(target, f"{group}._target_")
+    _check_verbs(_made_by(factory, target, group), target, group)  # before anything is called
     given = {str(key): value for key, value in node.items() if key != "_target_"}
     parameters = _parameters(factory)
     arguments = _arguments(parameters, given, group, getattr(factory, "__name__", target))
@@ -129,18 +133,37 @@ def build(node: Any, group: str) -> Any:
             f"{group}._target_={target}: building it failed with {type(error).__name__}: "
             f"{_first_line(error)} ({place.filename}, line {place.lineno}). Correct the class."
         ) from error
-    for verb in _VERBS.get(group, ()):
-        if not hasattr(type(instance), verb):
-            raise ConfigError(
-                f"{group}._target_={target} is not usable as {group}: "
-                f"{type(instance).__name__} has no {verb!r}. Give the name of a class that has "
-                f"{' and '.join(_VERBS[group])} (see zoo/types.py and zoo/algorithms/base.py)."
-            )
+    _check_verbs(type(instance), target, group)
     if not dataclasses.is_dataclass(instance):
         # A class with slots refuses: it is written from its attributes instead.
         with contextlib.suppress(AttributeError, TypeError):
             object.__setattr__(instance, _NODE, {"_target_": target, **given})
     return instance
+
+
+def _made_by(factory: Any, target: str, group: str) -> type:
+    """The class of what `factory` makes; a function must say it, or it may be made for anything."""
+    if isinstance(factory, type):
+        return factory
+    owner = getattr(factory, "__self__", None)  # of a classmethod
+    kind = owner if isinstance(owner, type) else _hints(factory).get("return")
+    if not isinstance(kind, type):
+        use = f" Or use reward=function reward.fn={target}." if group == "reward" else ""
+        raise ConfigError(
+            f"{group}._target_={target} is no class, and a function that does not say what it "
+            f"makes. Name a class, or annotate the function with the class: -> Mine.{use}"
+        )
+    return kind
+
+
+def _check_verbs(kind: type, target: str, group: str) -> None:
+    for verb in _VERBS.get(group, ()):
+        if not any(verb in vars(base) for base in kind.__mro__):  # hasattr: type has __call__
+            raise ConfigError(
+                f"{group}._target_={target} is not usable as {group}: "
+                f"{kind.__name__} has no {verb!r}. Give the name of a class that has "
+                f"{' and '.join(_VERBS[group])} (see zoo/types.py and zoo/algorithms/base.py)."
+            )
 
 
 def structured(cfg: DictConfig | Mapping[str, Any]) -> RunConfig:
@@ -219,6 +242,11 @@ def check(config: RunConfig) -> None:
             )
     if not config.output:
         raise ConfigError("output must name a folder, got ''. Try output=outputs.")
+    for key in ("output", "experiment", "name"):
+        value = getattr(config, key)
+        if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value or "").parts):
+            expected = f"of folders whose names have at most {LONGEST_NAME} bytes"
+            raise ConfigError(_range(key, value, expected, f"{key}=trial"))
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -226,8 +254,12 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
     `structured(resolved(config))` gives the same run again.
     """
+    return _resolved(config)
+
+
+def _resolved(config: RunConfig, states: bool = False) -> dict[str, Any]:
     return {
-        item.name: _plain_value(getattr(config, item.name))
+        item.name: _plain_value(getattr(config, item.name), states)
         for item in dataclasses.fields(RunConfig)
     }
 
@@ -237,9 +269,9 @@ def config_hash(config: RunConfig) -> str:
 
     Left out: seed, output, experiment, name, resume, measure.wandb*, measure.progress,
     measure.memory, train.device and train.reward_*. Two runs with one hash differ by their seeds
-    alone.
+    alone. Of objects made in Python it has what they enclose and keep as well, as they are now.
     """
-    values = resolved(complete(config))
+    values = _resolved(complete(config), states=True)
     for key in UNHASHED:
         _drop(values, key.split("."))
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
@@ -262,7 +294,8 @@ def run_name(config: RunConfig) -> str:
 
 def run_dir(config: RunConfig) -> Path:
     """output/experiment/name/seed_n: one folder a run, the same for the same configuration."""
-    return Path(config.output) / config.experiment / run_name(config) / f"seed_{config.seed}"
+    output = Path(os.path.expanduser(config.output))
+    return output / config.experiment / run_name(config) / f"seed_{config.seed}"
 
 
 def locate(path: str, where: str = "_target_") -> Any:
@@ -567,12 +600,12 @@ def _convert_object(value: Any, annotation: Any, where: str) -> Any:
         except TypeError:  # a protocol that is not runtime-checkable
             fits = True
         if not fits:
-            raise _Mismatch(
-                f"a {annotation.__name__}",
-                value,
-                where,
-                f" Give a mapping with _target_, as in {{_target_: mine.{annotation.__name__}}}.",
-            )
+            kind = annotation.__name__
+            way_out = f" Give a mapping with _target_, as in {{_target_: mine.{kind}}}."
+            if annotation.__module__ == "zoo.config":
+                first = dataclasses.fields(annotation)[0].name
+                way_out = f" Leave it out, or set what it holds, as in {where}.{first}=…."
+            raise _Mismatch(f"a {kind}", value, where, way_out)
     return value
 
 
@@ -684,7 +717,13 @@ def _check_model(config: RunConfig) -> None:
                 f"model.architecture.{key} must be at least 1, got {value}: a model without them "
                 f"computes nothing. Try model.architecture.{key}=2."
             )
-    dtypes = ("float32", "bfloat16", "float16", "float64")
+    if model.dtype == "float16":
+        raise ConfigError(
+            "model.dtype=float16 cannot be trained: squared gradients and train.adam_eps are 0 in "
+            "it, so the first update ruins the weights. Use model.dtype=float32 with "
+            "model.compute_dtype=bfloat16; rollout.dtype=float16 decodes in it."
+        )
+    dtypes = ("float32", "bfloat16", "float64")
     if model.dtype not in dtypes:
         raise ConfigError(
             f"model.dtype must be one of {', '.join(dtypes)}, got {model.dtype!r}."
@@ -747,6 +786,16 @@ def _check_train(train: TrainConfig) -> None:
             _range(
                 "train.stop_at.value", value, "a share between 0 and 1", "train.stop_at.value=0.5"
             )
+        )
+    if train.stop_at.metric is None and value != defaults.stop_at.value:
+        raise ConfigError(
+            f"train.stop_at.value={value:g} has no effect without train.stop_at.metric. Set "
+            "train.stop_at.metric=heldout/greedy, or train.stop_at.value=0."
+        )
+    if train.stop_at.metric is not None and value == 0:
+        raise ConfigError(
+            f"train.stop_at.value is 0, which train.stop_at.metric={train.stop_at.metric} has "
+            "reached at the first check. Try train.stop_at.value=0.5."
         )
     stop = {"problems": 1, "every": 1, "decay_steps": 0}
     _at_least("train.stop_at", train.stop_at, stop, defaults.stop_at)
@@ -864,7 +913,8 @@ def _fields(value: Any) -> dict[str, Any]:
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: Any, states: bool = False) -> Any:
+    """`states` adds hashes of what no setting could tell: closures, and attributes of objects."""
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, bool | int | float | str):
@@ -874,28 +924,31 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, DictConfig):
         return plain(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain_value(item) for key, item in value.items()}
+        return {str(key): _plain_value(item, states) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((_plain_value(item) for item in value), key=str)
+        return sorted((_plain_value(item, states) for item in value), key=str)
     if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value]
+        return [_plain_value(item, states) for item in value]
     if isinstance(value, type) or inspect.isroutine(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    return _plain_instance(value)
+        path = f"{value.__module__}.{value.__qualname__}"
+        return f"{path}#{identity(value)}" if states and not findable(value) else path
+    return _plain_instance(value, states)
 
 
-def _plain_instance(value: Any) -> dict[str, Any]:
+def _plain_instance(value: Any, states: bool) -> dict[str, Any]:
     kind = type(value)
-    target = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    target = {"_target_": _plain_value(kind, states)}
     if dataclasses.is_dataclass(kind):
         items = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind) if f.init}
-        values = {name: _plain_value(item) for name, item in items.items()}
+        values = {name: _plain_value(item, states) for name, item in items.items()}
         return values if kind.__module__ == "zoo.config" else target | values
     if isinstance(node := getattr(value, _NODE, None), Mapping):
-        return {str(key): _plain_value(item) for key, item in node.items()}
+        return {str(key): _plain_value(item, states) for key, item in node.items()}
     # A stranger's class made in Python: what it keeps under the names of its arguments.
     kept = {n: getattr(value, n) for n in _parameters(kind) if n in getattr(value, "__dict__", {})}
-    return target | {name: _plain_value(item) for name, item in kept.items()}
+    told = {name: _plain_value(item, states) for name, item in kept.items()}
+    state = hidden_state(value, kept) if states else ""
+    return target | told | ({"#": state} if state else {})
 
 
 def _drop(values: dict[str, Any], parts: list[str]) -> None:

@@ -244,7 +244,7 @@ def _take_jobs_option(arguments: list[str]) -> tuple[list[str], int]:
             value = item.removeprefix("--jobs=")
         else:
             rest.append(item)
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"--jobs takes the number of runs at once, got {value!r}. Try --jobs 2.")
     return rest, int(value)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from zoo.algorithms.base import Algorithm, DataKind, Needs
+from zoo.algorithms.base import Algorithm, DataKind, Needs, checked_batch
 from zoo.batch import Batch, collate
 from zoo.models.critic import Critic, CriticOutput
 from zoo.models.models import Models
@@ -579,7 +579,7 @@ def take_step(
 ) -> None:
     """What the loop does with a batch: prepare, then epochs × minibatches updates."""
     pool = Pool()
-    prepared = algorithm.prepare(batch, models)
+    prepared = checked_batch(algorithm, algorithm.prepare(batch, models))
     for _ in range(algorithm.epochs):
         for minibatch in prepared.minibatches(algorithm.minibatches, generator):
             update(

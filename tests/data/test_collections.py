@@ -10,7 +10,11 @@ from zoo.config import ConfigError
 from zoo.data.digits import Digits
 from zoo.data.gsm8k import GSM8K
 from zoo.data.hub import Hub, load_hub
+from zoo.data.ifeval import IFEval
+from zoo.data.jsonl import JSONL
+from zoo.data.left_out import LeftOut
 from zoo.data.math import MATH
+from zoo.rewards.learned import Learned
 from zoo.types import Completion
 
 
@@ -114,8 +118,8 @@ def test_math_reads_the_gold_from_the_box(tmp_path):
         json.dumps({"problem": "T", "solution": "it", "answer": "1", "level": 1})
     )
     data = MATH(path=str(tmp_path))
-    # T is also held out, so it is not trained on.
-    assert [p.columns["answer"] for p in data.prompts()] == ["\\frac{1}{2}", "2", "7"]
+    with pytest.warns(LeftOut, match="1 of 4 training prompts are also held-out"):  # T
+        assert [p.columns["answer"] for p in data.prompts()] == ["\\frac{1}{2}", "2", "7"]
     assert [p.columns["answer"] for p in MATH(path=str(tmp_path), levels=(3,)).prompts()] == [
         "\\frac{1}{2}"
     ]
@@ -123,6 +127,118 @@ def test_math_reads_the_gold_from_the_box(tmp_path):
     assert data.prompts()[0].columns["style"] == "math"
     heldout = data.evaluation_sets()[0]
     assert heldout.verifier(list(heldout.prompts), [completion("\\boxed{1}")]).total == [1.0]
+
+
+def written(folder, **files):
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder)
+
+
+MATH_ROW = {"problem": "T", "solution": "\\boxed{3}", "level": "Level 2"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [(None, "3"), (" 4 ", "4"), (0, "0"), (145.0, "145")],
+)
+def test_math_gold_is_the_answer_or_else_the_box(answer, gold, tmp_path):
+    path = written(tmp_path, math500=[{**MATH_ROW, "answer": answer}])
+    assert MATH(path=path).evaluation_sets()[0].prompts[0].columns["answer"] == gold
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"answer": ["1"]}, r"answer must be a text or a number, got \['1'\]"),
+        ({"answer": True}, "answer must be a text or a number, got True"),
+        ({"answer": " "}, "no answer, and no complete box"),
+        ({"solution": "none"}, "no answer, and no complete box"),
+        ({"problem": "  "}, "prompt must be a text or turns, got '  '"),
+        ({"problem": "half \ud800"}, "half a character at position 5"),
+        ({"solution": "\ud800 \\boxed{1}"}, "half a character at position 0"),
+    ],
+)
+def test_math_rows_that_cannot_be_used_are_named(change, says, tmp_path):
+    path = written(tmp_path, train=[MATH_ROW, {**MATH_ROW, **change}])
+    with pytest.raises(ConfigError, match=f"math/train: 1 of 2 rows .*line 2: {says}"):
+        MATH(path=path).prompts()
+
+
+GSM8K_ROW = {"question": "Q", "answer": "so #### 1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"question": " "}, "prompt must be a text or turns, got ' '"),
+        ({"question": "\udfff"}, "half a character at position 0"),
+        ({"answer": "so \ud800 #### 1"}, "half a character at position 3"),
+    ],
+)
+def test_gsm8k_rows_that_cannot_be_used_are_named(change, says, tmp_path):
+    path = written(tmp_path, train=[GSM8K_ROW, {**GSM8K_ROW, **change}])
+    with pytest.raises(ConfigError, match=f"gsm8k/train: 1 of 2 rows .*line 2: {says}"):
+        GSM8K(path=path).prompts()
+
+
+@pytest.mark.parametrize(
+    ("data", "test", "row"),
+    [
+        (MATH, "math500", lambda i: {**MATH_ROW, "problem": f"T{i}"}),
+        (GSM8K, "test", lambda i: {**GSM8K_ROW, "question": f"Q{i}"}),
+    ],
+)
+def test_repeated_and_held_out_problems_are_reported_and_not_trained_on(data, test, row, tmp_path):
+    rows = [row(i) for i in (0, 1, 2, 1)]
+    made = data(path=written(tmp_path, train=rows, **{test: [row(2), row(9)]}))
+    with pytest.warns(LeftOut) as caught:
+        assert [p.id.rpartition(":")[2] for p in made.prompts()] == ["1", "2"]
+    said = " ".join(str(one.message) for one in caught)
+    assert "/train: left out 1 rows that repeat an earlier one" in said
+    assert "/train: 1 of 3 training prompts are also held-out ones" in said
+    (tmp_path / "other").mkdir()
+    rows = [row(1)]
+    made = data(path=written(tmp_path / "other", train=rows, **{test: rows}))
+    with (
+        pytest.warns(LeftOut),
+        pytest.raises(ConfigError, match="/train: every training prompt is also a held-out one"),
+    ):
+        made.prompts()
+
+
+def test_math_levels_that_no_problem_has_are_named(tmp_path):
+    path = written(tmp_path, train=[MATH_ROW], math500=[{**MATH_ROW, "problem": "U"}])
+    says = r"data\.levels=\[5\] leaves none of 1 training problems: they have the levels \[2\]"
+    with pytest.raises(ConfigError, match=says):
+        MATH(path=path, levels=(5,)).prompts()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda path, _: JSONL(path=path).prompts(), "data.path"),
+        (lambda path, good: JSONL(path=good, heldout_path=path).prompts(), "data.heldout_path"),
+        (lambda path, _: GSM8K(path=path).prompts(), "data.path"),
+        (lambda path, good: GSM8K(path=good, svamp=path).evaluation_sets(), "data.svamp"),
+        (lambda path, _: MATH(path=path).prompts(), "data.path"),
+        (lambda path, good: MATH(path=good, gsm8k=path).evaluation_sets(), "data.gsm8k"),
+        (lambda path, _: IFEval(path=path).prompts(), "data.path"),
+        (lambda path, _: Learned(path=path), "reward.path"),
+    ],
+)
+@pytest.mark.parametrize("path", [f"/{LONG}", "~nosuchuser/x", "a\0b"])
+def test_path_that_the_system_cannot_take_is_named_by_its_setting(make, setting, path, tmp_path):
+    row = {"prompt": "Q", "question": "Q", "problem": "Q", "solution": "so", "answer": "#### 1"}
+    written(tmp_path, test=[row], math500=[{**row, "answer": "1"}])
+    good = str(tmp_path)
+    if setting == "data.heldout_path":
+        good = f"{written(tmp_path, a=[{'prompt': 'Q'}])}/a.jsonl"
+    with pytest.raises(ConfigError, match=rf"^{setting}='.*\({len(path)} characters\) is no path"):
+        make(path, good)
 
 
 def test_math_levels_are_checked():
@@ -137,7 +253,7 @@ def test_the_real_math(shared):
     # 1,592 + 1,690 + 2,304 = 5,586 of the levels 3 to 5, of which two (level 5) have an empty box.
     with pytest.warns(UserWarning, match="left out 2 of 7500 rows") as caught:
         assert len(data.prompts()) == 5584
-    assert "line 5530" in str(caught[0].message)
+    assert "lines 5530, 5532" in str(caught[0].message)
 
 
 def test_digits_hold_out_unordered_pairs():

@@ -150,6 +150,20 @@ def test_gold_that_no_answer_could_match_is_refused(tmp_path):
         JSONL(path=path, heldout=0.0).prompts()
 
 
+def test_a_refusal_is_short_however_long_a_gold_is_and_says_each_reason_once(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "Q", "answer": "\\frac{" + "1" * 4000}])
+    with pytest.raises(ConfigError, match="1 of 1 gold answers") as caught:
+        JSONL(path=path, heldout=0.0).prompts()
+    assert len(str(caught.value)) < 500
+    rows = [*questions(2), *[{"prompt": "Q", "answer": []}] * 7, {"prompt": 1}, "{"]
+    with pytest.raises(ConfigError) as caught:
+        JSONL(path=write(tmp_path / "b.jsonl", rows)).prompts()
+    told = str(caught.value)
+    assert "9 of 11 rows" in told and told.count("answer must be a text") == 1
+    assert "(lines 3, 4, 5, 6, 7 and 2 more: answer must be a text or a number, got []; " in told
+    assert "; line 10: prompt must be" in told and "; line 11: not JSON" in told
+
+
 def test_answers_for_some_prompts_only_are_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", [*questions(3), {"prompt": "Q"}])
     with pytest.raises(ConfigError, match=r"1 of 4 prompts have no answer.*a\.jsonl:4"):
@@ -193,6 +207,20 @@ def test_overlap_with_the_heldout_file_is_reported_and_not_trained_on(tmp_path):
     with pytest.warns(UserWarning, match="2 of 10 training prompts are also held-out"):
         assert len(data.prompts()) == 8
         assert len(data.evaluation_sets()[0].prompts) == 4
+
+
+def test_labels_that_contradict_are_counted_and_named(tmp_path):
+    rows = [{"prompt": "Q", "completion": text, "label": label} for text, label in LABELS]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.warns(UserWarning) as caught:
+        assert len(JSONL(path=path, kind=Kind.labelled).labelled()) == 4
+    (told,) = (str(one.message) for one in caught)
+    assert told.startswith(
+        "a.jsonl: 1 completions are labelled true and false alike (a.jsonl:1 and a.jsonl:3). Both"
+    )
+
+
+LABELS = [("a", True), ("b", False), ("a", False), ("c", True)]
 
 
 def test_changed_file_is_read_again(tmp_path):
@@ -311,6 +339,7 @@ def test_other_columns_of_a_ranking_are_nobodys_scores(tmp_path):
     [
         ({"path": ""}, "data.path is not set"),
         ({"heldout": 1.0}, "data.heldout must be a share"),
+        ({"heldout_path": "b.jsonl", "kind": Kind.pairs}, "data.heldout_path=b.jsonl is read for"),
         ({"max_malformed": -0.1}, "data.max_malformed must be a share"),
         ({"max_new_tokens": 0}, "data.max_new_tokens"),
         ({"style": "gsm"}, "data.style must be one of math, gsm8k, got 'gsm'"),
@@ -333,6 +362,9 @@ def test_without_golds_there_is_no_verifier_and_no_heldout_set(tmp_path):
         ({"anwser": "1", "topic": "sums"}, r"but anwser, topic\. .*data.columns.answer=anwser\."),
         ({"gold": 1}, r"but gold\. .*set data.columns.answer=NAME"),
         ({}, "no column answer, nor any other"),
+        ({"chosen": "a", "rejected": "b"}, "prompt, chosen, rejected: set data.kind=pairs"),
+        ({"completion": "a", "label": True}, "prompt, completion, label: set data.kind=labelled"),
+        ({"completion": "a"}, "prompt, completion: set data.kind=examples"),
     ],
 )
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
@@ -423,6 +455,14 @@ def test_golds_of_a_table_are_texts_or_finite_numbers(kind, answer, says, tmp_pa
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
     with pytest.raises(ConfigError, match=f"line 1: {says}"):
         getattr(JSONL(path=str(file), kind=kind, heldout=0.0), kind)()
+
+
+def test_a_table_that_has_a_column_twice_is_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "x.parquet"
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["Q"])] * 2, ["prompt", "prompt"])
+    pyarrow.parquet.write_table(twice, file)
+    with pytest.raises(ConfigError, match=r"^\S*x\.parquet has the column 'prompt' twice"):
+        JSONL(path=str(file)).prompts()
 
 
 def test_golds_of_a_table_may_be_decimals_and_json_has_no_infinite_one(tmp_path):

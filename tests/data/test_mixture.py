@@ -1,6 +1,7 @@
 """Several data sets in one run: shares, repeats, sources, and a whole small run."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,7 +16,9 @@ from zoo.data.mixture import BySource, Mixture, Until, interleave
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Kind, content_of
 from zoo.instantiate import build
+from zoo.rewards.check import RewardError
 from zoo.rewards.random_reward import Random
+from zoo.rewards.score import score
 from zoo.types import Completion, EvaluationSet, Example, Prompt, RewardOutput
 
 
@@ -256,6 +259,20 @@ def test_wrong_output_of_a_part_is_named():
         BySource({"a": one_score})(prompts, [completion("x")] * 2)
 
 
+@pytest.mark.parametrize("answer", [math.nan, "raise"])
+def test_a_failure_names_the_row_of_the_round_and_its_prompt(answer):
+    def fails(prompts, completions):
+        if answer == "raise" and any(c.text == "bad" for c in completions):
+            raise KeyError("x")
+        return RewardOutput([answer if c.text == "bad" else 1.0 for c in completions])
+
+    prompts = [ask(str(i), source="ab"[i % 2]) for i in range(6)]
+    rows = [completion("bad" if i == 5 else "x") for i in range(6)]
+    with pytest.raises(RewardError, match="row 5") as caught:
+        score(BySource({"a": Says("x"), "b": fails}), prompts, rows)
+    assert "prompt 5" in str(caught.value)
+
+
 @dataclass(frozen=True)
 class Unjudged(Few):
     def verifier(self):
@@ -349,8 +366,12 @@ DIGITS = {"_target_": "zoo.data.digits.Digits", "weight": 1}
             {"a": {**DIGITS, "_target_": "zoo.data.digits.Digit"}},
             r"Did you mean zoo\.data\.digits\.Digits",
         ),
-        ({"total": DIGITS}, "a part's name must be a plain word that names no other curve"),
-        ({"a/b": DIGITS}, "a part's name must be a plain word"),
+        ({"total": DIGITS}, "must be a plain word that names no other curve.*Try total_1"),
+        ({"a/b": DIGITS}, r"a part's name must be a plain word .*got 'a/b'\. Try a_b\."),
+        ({"dig-its": DIGITS}, r"got 'dig-its'\. Try dig_its\."),
+        ({1: DIGITS}, r"got 1\. Try part_1\."),
+        ({True: DIGITS}, r"got True\. Try part_True\."),
+        ({"…": DIGITS}, r"got '…'\. Try part\."),
         ({"a": Mixture({"b": DIGITS})}, r"data\.parts\.a is a mixture itself"),
         (
             {"a": {"_target_": "zoo.data.gsm8k.GSM8K", "weight": 1, "pair_with_gold": True}},

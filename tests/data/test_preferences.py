@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from zoo.algorithms.base import DataKind
+from zoo.algorithms.reward_model import ranks_of
+from zoo.build import _pair_groups, _ranking_groups
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.rows import Kind
+from zoo.data.source import DatasetSource
+from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.evaluate.preferences import held_out
 
 
@@ -69,6 +74,78 @@ def test_label_says_which_of_two_is_preferred(tmp_path: Path) -> None:
     assert [(p.chosen, p.rejected) for p in pairs] == [("one", "two"), ("two", "one")]
     with pytest.raises(ConfigError, match="line 3: preferred must be 1 or 2, got 0"):
         data(tmp_path, [*rows, {**rows[0], "label": 0}], columns=columns).pairs()
+    row = {"prompt": "?", "chosen": "one", "rejected": "two"}  # its own name needs no mapping
+    (pair, plain) = data(tmp_path, [{**row, "preferred": 2}, row]).pairs()
+    assert [(p.chosen, p.rejected) for p in (pair, plain)] == [("two", "one"), ("one", "two")]
+    with pytest.raises(ConfigError, match="line 2: preferred must be 1 or 2, got None"):
+        data(tmp_path, [row, {**row, "preferred": None}]).pairs()
+
+
+TURNS = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.mark.parametrize("prompt", ["Who?", TURNS])
+def test_replies_may_be_whole_dialogues_that_begin_with_the_prompt(
+    prompt: Any, tmp_path: Path
+) -> None:
+    sides = {
+        name: [*TURNS, {"role": "assistant", "content": text}]
+        for name, text in (("chosen", "me"), ("rejected", ""))
+    }
+    row = {"prompt": prompt, **sides}
+    (pair,) = data(tmp_path, [row], instruction="Be brief.").pairs()
+    assert pair.prompt.messages == ({"role": "user", "content": "Who?\n\nBe brief."},)
+    assert (pair.chosen, pair.rejected) == ("me", "")
+    for change, reason in (
+        ({"prompt": "What?"}, "chosen has turns before its last that are not the prompt"),
+        ({"rejected": TURNS * 2}, "rejected must end with a reply of the assistant"),
+        ({"chosen": ["a", "b"]}, r"an empty or unusable chosen, got \['a', 'b'\]"),
+    ):
+        with pytest.raises(ConfigError, match=f"line 2: {reason}"):
+            data(tmp_path, [row, {**row, **change}]).pairs()
+
+
+@pytest.mark.parametrize(
+    ("scores", "order"),
+    [
+        ([100000001, 100000000], [1, 0]),
+        ([1e16, 1e16 + 2], [0, 1]),
+        ([0.1 + 0.2, 0.3, 0.3, -1e38], [2, 1, 1, 0]),
+        ([1e-60, 0.0], [1, 0]),
+        ([1e38, -1e38], [1, 0]),
+    ],
+)
+def test_scores_that_differ_are_no_ties_in_training(
+    scores: list[float], order: list[float], tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": "q", "completions": list("abcd")[: len(scores)], "scores": scores},
+        {"prompt": "r", "completions": list("abcde"), "scores": [5, 4, 3, 2, 1]},
+    ]
+    rankings = data(tmp_path, rows, kind=Kind.rankings, chat=False).rankings()
+    groups = _ranking_groups(arithmetic_tokenizer(), rankings, (0,))
+    batch = DatasetSource(groups, 2, 0, 0).collate(groups)
+    ranks, present = ranks_of(batch)
+    assert (-ranks[0][present[0]]).tolist() == order
+    strength = batch.extra["strength"][: len(scores)]
+    assert bool(strength.isfinite().all())
+    assert float(strength[0] - strength[1]) == pytest.approx(scores[0] - scores[1], rel=1e-6)
+
+
+def test_pair_without_a_margin_counts_its_order_and_none_asks_the_rejected_to_lead(
+    tmp_path: Path,
+) -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    rows = [{**row, "prompt": f"q{i}", "margin": m} for i, m in enumerate((2.5, 0, None))]
+    pairs = data(tmp_path, rows, chat=False).pairs()
+    groups = _pair_groups(arithmetic_tokenizer(), pairs, (0,), DataKind.rankings)
+    assert [group.strengths for group in groups] == [(2.5, 0.0), (0.0, 0.0), (1.0, 0.0)]
+    for margin, reason in (
+        (-0.5, "must be at least 0, got -0.5"),
+        (1e39, "must lie within ±1e\\+38"),
+    ):
+        with pytest.raises(ConfigError, match=f"line 1: margin {reason}"):
+            data(tmp_path, [{**row, "margin": margin}]).pairs()
 
 
 def test_json_file_may_be_one_array(tmp_path: Path) -> None:

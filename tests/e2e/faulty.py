@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from zoo.algorithms.base import Algorithm
 from zoo.algorithms.grpo import GRPO
 
 
@@ -25,6 +26,10 @@ def raises(completions):
 
 def leaves(completions):
     sys.exit(0)
+
+
+def ends_the_process(completions):
+    os._exit(0)
 
 
 def interrupts_itself(completions):
@@ -100,6 +105,10 @@ def alike(completions):
     return [0.7] * len(completions)
 
 
+def half_alike(completions):
+    return [0.7 if i % 2 else None for i in range(len(completions))]
+
+
 def fails_on_process_one(completions):
     if os.environ.get("RANK") == "1":
         raise ZeroDivisionError("a fault of process 1 alone")
@@ -160,3 +169,39 @@ class SilentOnProcessOne(GRPO):
     def losses(self, batch, models):
         if os.environ.get("RANK") != "1":
             yield from super().losses(batch, models)
+
+
+@dataclass(frozen=True)
+class EnoughOnProcessOne(GRPO):
+    """One pass for a process by itself and for the second of two, three for the first."""
+
+    epochs: int = 3
+    name: ClassVar[str] = "enough_on_one"
+
+    def enough(self, metrics):
+        return os.environ.get("RANK") != "0"
+
+
+@dataclass(frozen=True)
+class Strange(GRPO):
+    """An algorithm of somebody else: `what` says how it goes wrong."""
+
+    what: str = ""
+    name: ClassVar[str] = "strange"
+
+    @property
+    def needs(self):
+        if self.what == "no needs":
+            return Algorithm.needs.__get__(self)
+        if self.what == "needs that raise":
+            return self.no_such_setting
+        return super().needs
+
+    def prepare(self, batch, models):
+        batch = super().prepare(batch, models)
+        changed = {
+            "a row's": {"advantages": batch.rewards},
+            "a list": {"values": [0.0]},
+            "none": {"advantages": None},
+        }
+        return None if self.what == "nothing" else batch.replace(**changed.get(self.what, {}))

@@ -153,13 +153,25 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_early_byte_of_a_record_altered_starts_the_run_anew(whole: Path, stopped: Path) -> None:
-    path = stopped / "evals.jsonl"
+def alter_an_early_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5] ^= 0x80
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(alter_an_early_byte, "was altered"), (Path.unlink, "has 0 bytes")]
+)
+def test_where_no_checkpoint_is_good_nothing_is_overwritten(
+    damage: Callable[[Path], None], said: str, whole: Path, stopped: Path
+) -> None:
+    damage(stopped / "evals.jsonl")
+    before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
+    with pytest.raises(ConfigError, match=rf"(?s)no good one(.*evals\.jsonl {said}){{2}}.*moving"):
+        run_small(stopped.parents[2], *SFT)
+    assert {path: path.read_bytes() for path in before} == before
+    shutil.move(stopped / "checkpoints", stopped.parent)  # the way out that was told
     run_small(stopped.parents[2], *SFT)
-    assert ["evals.jsonl was altered" in message for message in warnings(stopped)] == [True, True]
     assert [line["step"] for line in lines(stopped / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     weights = "policy/model.safetensors"
     assert (whole / weights).read_bytes() == (stopped / weights).read_bytes()
@@ -196,7 +208,7 @@ IN_THE_WAY = {
     ("policy", "file"): "",
     ("policy", "link to nowhere"): "",
     ("error.txt", "folder"): "",
-    ("metrics.jsonl", "folder"): r"metrics.jsonl.* Delete what is in its place",
+    ("metrics.jsonl", "folder"): r"(?s)no good one.* metrics.jsonl cannot be read: Is a directory",
     (".lock", "folder"): r"\.lock cannot be locked: .* Delete it",
     (".lock", "link to nowhere"): r"\.lock cannot be locked: .* Delete it",
     ("checkpoints", "file"): r"checkpoint of step . .* Delete what is in its place",
@@ -218,6 +230,8 @@ def test_what_is_in_the_way_in_a_run_folder_is_replaced_or_named(
         with pytest.raises((RecordError, ConfigError), match=said):
             run_small(stopped.parents[2], *SFT)
         remove(path)
+        if entry == "metrics.jsonl":  # it held what the checkpoints need
+            remove(stopped / "checkpoints")
     run_small(stopped.parents[2], *SFT)
     weights = "policy/model.safetensors"
     assert (whole / weights).read_bytes() == (stopped / weights).read_bytes()
@@ -280,6 +294,81 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert not (folder / "summary.json").exists() and not (folder / "error.txt").exists()
     again = run_small(tmp_path, *SFT, *BRIEF)
     assert again["policy_hash"] == json.loads(before)["policy_hash"]
+
+
+def delete_the_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def move_the_folder(folder: Path) -> None:
+    folder.rename(folder.parent / "elsewhere")
+
+
+def put_another_in_its_place(folder: Path) -> None:
+    shutil.copytree(folder, folder.parent / "copy")
+    move_the_folder(folder)
+    (folder.parent / "copy").rename(folder)
+
+
+def replace_a_record(folder: Path) -> None:
+    data = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").write_bytes(data)
+
+
+def write_to_a_record(folder: Path) -> None:
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3}\n')
+
+
+def delete_the_lock(folder: Path) -> None:
+    (folder / ".lock").unlink()
+
+
+def replace_the_lock(folder: Path) -> None:
+    held = (folder / ".lock").rename(folder / "held")
+    (folder / ".lock").touch()
+    assert held.exists()
+
+
+TAKEN_AWAY = {
+    delete_the_folder: r"(deleted, moved or replaced|lock was deleted) ",
+    move_the_folder: r"(deleted, moved or replaced|lock was deleted) ",
+    put_another_in_its_place: r"(deleted, moved or replaced|lock was deleted) ",
+    replace_a_record: r"metrics\.jsonl was deleted, moved or replaced .* start anew",
+    write_to_a_record: r"metrics\.jsonl was altered \(it has \d+ bytes, not \d+\)",
+    delete_the_lock: r"\.lock was deleted or replaced while the run held it",
+    replace_the_lock: r"\.lock was deleted or replaced while the run held it",
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in the middle", "after the last step"])
+@pytest.mark.parametrize("take", TAKEN_AWAY, ids=lambda f: f.__name__)
+def test_a_run_whose_folder_is_taken_away_does_not_say_it_finished(
+    take: Callable[[Path], None], last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.measure.recorder import Recorder
+
+    record = Recorder.step
+
+    def step(self: Recorder, step: int, *rest: Any) -> None:
+        record(self, step, *rest)
+        if step == (6 if last else 3):
+            take(self.run_dir)
+
+    monkeypatch.setattr(Recorder, "step", step)
+    with pytest.raises(RecordError, match=TAKEN_AWAY[take]):
+        run_small(tmp_path, *SFT, "train.checkpoint_every=4")
+    assert not list(tmp_path.rglob("summary.json"))
+    (above,) = tmp_path.glob("*/sft-*")
+    folder = above / "seed_0"
+    saved = [int(path.name[5:]) for path in folder.glob("checkpoints/step_*")]
+    assert all(step < (6 if last else 3) for step in saved)
+    if take in (delete_the_folder, move_the_folder):
+        assert not folder.exists()
+    elif take in (delete_the_lock, replace_the_lock):  # nothing else is wrong: it goes on
+        monkeypatch.setattr(Recorder, "step", record)
+        assert run_small(tmp_path, *SFT, "train.checkpoint_every=4")["status"] == "finished"
 
 
 def test_an_output_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:

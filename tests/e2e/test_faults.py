@@ -7,6 +7,8 @@ import io
 import json
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.e2e.faulty import Strange
 from tests.e2e.small import SMALL, folder_of, run_small
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO
@@ -93,6 +96,21 @@ def test_refused_updates_that_are_not_in_a_row_do_not_stop_the_run(
     assert summary["skipped_updates"] == 3
 
 
+@pytest.mark.parametrize(("bad", "said"), [({1, 2}, "(all 2 were refused)"), ({1}, "")])
+def test_the_last_words_of_a_run_without_one_update_say_so(
+    bad: set[int],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(monkeypatch, bad, row=None)
+    run_small(tmp_path, "algorithm=grpo", "train.max_bad_updates=9", "train.steps=2", *QUICK)
+    out = capsys.readouterr().out
+    assert ("finished: without one update of the weights " + said in out) == bool(said)
+    assert "finished: " in out
+
+
 def test_values_that_are_not_finite_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +167,7 @@ def test_broken_weights_end_the_run_with_a_named_error_and_leave_the_good_checkp
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "reinforce_pp", "gspo", "dapo"])
 @pytest.mark.parametrize("reward", ["alike", "abstains"])
 def test_a_run_of_dead_batches_ends_and_says_so(
-    algorithm: str, reward: str, tmp_path: Path
+    algorithm: str, reward: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [f"algorithm={algorithm}", f"reward.fn=tests.e2e.faulty.{reward}", "train.steps=2"]
     summary = run_small(tmp_path, *FUNCTION, *overrides, *QUICK)
@@ -158,6 +176,8 @@ def test_a_run_of_dead_batches_ends_and_says_so(
     kinds = [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
     assert kinds.count("abstained") == (2 if reward == "abstains" else 0)
     assert kinds.count("empty_batch") == (2 if algorithm == "dapo" else 0)
+    told = "without one update of the weights (no step carried a signal)" in capsys.readouterr().out
+    assert told == (summary["updates"] == 0)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dapo", "dpo", "kto"])
@@ -422,6 +442,67 @@ def test_rows_of_a_reward_class_that_fails_abstain_where_the_config_says_so(
     assert f"{len(failed) / 16:.1%} of the completions" in warning["message"]
 
 
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_rows_on_which_a_reward_fails_while_pairs_are_sampled_are_counted(
+    algorithm: str, tmp_path: Path
+) -> None:
+    told = []
+    for output in (tmp_path / "sampled", tmp_path / "cached"):
+        options = [f"algorithm={algorithm}", "train.reward_on_error=abstain"]
+        run_stranger(output, "raises on even", *options)
+        (warning,) = [w for w in lines(output, "warnings.jsonl") if w["kind"] == "reward_failed"]
+        told.append(warning["message"])
+    assert told[0] == told[1]
+    failed = int(told[0].split("failed on ")[1].split()[0])
+    rows = [json.loads(x) for x in next(tmp_path.glob("cache/pairs/*")).read_text().splitlines()]
+    if algorithm == "kto":  # every scored completion is a row
+        assert 0 < failed == 16 - len(rows[1:])
+    assert 0 < failed < 16 and " of the 16 completions" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "says"),
+    [
+        ("raises", "dpo", r"16 of 16 .* not scored \(the reward failed on 16, .* no pair could"),
+        ("raises", "kto", r"16 of 16 .* not scored \(the reward failed on 16, .* labelled"),
+        ("abstains", "reward_model", "16 of 16 sampled completions were not scored, so no pair"),
+        ("half_alike", "dpo", "made a pair: 8 of 16 .* not scored; of the others, in every group"),
+        ("alike", "dpo", "made a pair: in every group all scores were equal"),
+    ],
+)
+def test_a_reward_that_leaves_no_pair_is_told_with_what_it_left_unscored(
+    name: str, algorithm: str, says: str, tmp_path: Path
+) -> None:
+    options = [f"algorithm={algorithm}", f"reward.fn=tests.e2e.faulty.{name}", "train.steps=1"]
+    with pytest.raises(ConfigError, match=says):
+        run_small(tmp_path, *FUNCTION, *options, "train.reward_on_error=abstain", *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("nothing", "prepare must return the batch, got None. End it with"),
+        ("a row's", r"prepare must return advantages of the shape of input_ids, \[\d+, \d+\], got"),
+        ("a list", r"prepare must return values of the shape .*, got \[0\.0\]"),
+        ("none", "say silent_without_advantage, and prepare returned no advantages"),
+        ("no needs", "`needs` must be a property that returns Needs.* NotImplementedError"),
+        ("needs that raise", "returns Needs.* AttributeError: .*no_such_setting"),
+    ],
+)
+def test_an_algorithm_that_breaks_a_premise_is_told_once(
+    what: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zoo.testing import check_algorithm
+
+    target = ["algorithm=grpo", "algorithm._target_=tests.e2e.faulty.Strange"]
+    words = [*SMALL, *QUICK, *target, f'+algorithm.what="{what}"', f"output={tmp_path}"]
+    assert main(words) == 2
+    assert re.search(f"algorithm=strange: .*{says}", " ".join(capsys.readouterr().err.split()))
+    report = check_algorithm(Strange(what=what))
+    (detail,) = [clause.detail for clause in report.clauses if not clause.passed]
+    assert re.search(f"algorithm=strange: .*{says}", detail)
+
+
 def test_a_run_that_a_reward_stopped_goes_on_with_another_answer_to_failures(
     tmp_path: Path,
 ) -> None:
@@ -454,3 +535,72 @@ def test_a_verifier_that_hangs_in_an_evaluation_is_named(tmp_path: Path) -> None
 def test_pairs_are_not_made_with_a_reward_that_hangs(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"reward Stranger gave no answer after 0.5 s .* row 0"):
         run_stranger(tmp_path, "hangs", "algorithm=dpo", "train.reward_timeout=0.5")
+
+
+POOLED = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+POOL = ThreadPoolExecutor(4)
+def score(completions):
+    return list(POOL.map(lambda text: time.sleep(3000), completions))
+"""
+
+
+@pytest.mark.parametrize(("on_error", "status"), [("stop", 1), ("abstain", 0)])
+def test_a_reward_that_hangs_in_threads_of_its_own_does_not_keep_the_process(
+    on_error: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "pooled.py").write_text(POOLED)
+    brief = ["train.steps=1", "train.groups=1", "evaluate.first=false", "evaluate.last=false"]
+    judged = ["reward=function", "reward.fn=pooled.score", "train.reward_timeout=0.2"]
+    judged += [f"train.reward_on_error={on_error}", "rollout.group_size=2"]
+    small = [one for one in SMALL if not one.startswith("reward=")]
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo", *small, "algorithm=grpo", *brief, *judged, "output=out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    assert "zoo ends without ThreadPoolExecutor" in done.stderr
+    assert ("finished: " in done.stdout) == (status == 0)
+
+
+ENDING = """
+import atexit, sys, time, types
+from concurrent.futures import ThreadPoolExecutor
+import zoo.rewards.deadline as deadline
+import zoo.__main__ as program
+program.GRACE_SECONDS = 0.5
+def main():
+    pool.submit(time.sleep, {seconds}).add_done_callback(lambda _: print("worked"))
+    deadline.given_up += {late}
+    return {status}
+pool = ThreadPoolExecutor(1)
+cli = sys.modules["zoo.cli"] = types.ModuleType("zoo.cli")
+cli.main = main
+atexit.register(print, "at exit")
+sys.exit(program.start())
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "status", "whole"),
+    [
+        (0, ["x"], 3, True),  # an idle pool ends with Python
+        (1.2, [], 0, True),  # work of the user's that nothing gave up is waited for
+        (3000, ["x"], 3, False),
+        (3000, [], 130, False),
+    ],
+)
+def test_python_ends_as_ever_unless_a_thread_was_given_up_and_does_not_end(
+    seconds: float, late: list[str], status: int, whole: bool
+) -> None:
+    code = ENDING.format(seconds=seconds, late=late, status=status)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    assert done.stdout.split("\n")[:-1] == (["worked", "at exit"] if whole else [])
+    assert ("zoo ends without" in done.stderr) != whole

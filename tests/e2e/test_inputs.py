@@ -131,6 +131,67 @@ def test_a_reward_mended_after_an_error_goes_on_and_says_so(
         run_small(tmp_path / "out", *job)
 
 
+PAIRED = """
+from dataclasses import dataclass
+from zoo.data.digits import Digits
+
+SIGN = {sign}
+
+def helper(text):
+    return SIGN * float(len(text) % 5)
+
+def mine(completions):
+    return [helper(text) for text in completions]
+
+@dataclass(frozen=True)
+class Data(Digits):
+    def verifier(self):
+        from zoo.rewards.function import Function
+        return Function("judge_of_a_stranger.mine")
+"""
+FN = "{_target_: zoo.rewards.function.Function, fn: judge_of_a_stranger.mine"
+DIGITS = "zoo.data.digits.Digits"
+JUDGES = {
+    "function": ["data=digits", "reward=function", "reward.fn=judge_of_a_stranger.mine"],
+    "weighted": [
+        "data=digits",
+        "reward=gsm8k_shaped",
+        "~reward.components",
+        f"+reward.components={{a: {FN}, weight: 1}}}}",
+    ],
+    "verifier": ["data=digits", "reward=null", "data._target_=judge_of_a_stranger.Data"],
+    "mixture": [
+        "reward=null",
+        "data=mixture",
+        "~data.parts",
+        f"+data.parts={{a: {{weight: 1, _target_: {DIGITS}, reward: {FN}}}}}}}",
+    ],
+}
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_pairs_are_sampled_anew_when_the_code_that_judged_them_changes(
+    judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    base = [one for one in SMALL if not one.startswith(("data.", "reward="))]
+    job = [*base, "algorithm=dpo", *JUDGES[judge], "train.steps=1"]
+    job += ["evaluate.every=0", "evaluate.first=false", "evaluate.last=false"]
+    for name, sign in (("a", 1), ("b", -1), ("c", -1)):
+        (tmp_path / "judge_of_a_stranger.py").write_text(PAIRED.format(sign=sign))
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+        sys.modules.pop("judge_of_a_stranger", None)
+        before = set(tmp_path.glob("cache/pairs/*.jsonl"))
+        train(structured(compose([*job, f"output={tmp_path / name}"])))
+        made = set(tmp_path.glob("cache/pairs/*.jsonl")) - before
+        assert len(made) == (name != "c")  # equal code, in another run: the same pairs
+        for file in made:
+            rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+            moves = (len(row["chosen"]) % 5 - len(row["rejected"]) % 5 for row in rows)
+            assert rows and all(sign * move > 0 for move in moves)
+
+
 def test_a_sweep_does_not_skip_a_run_of_data_that_changed(data: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", data)
     job = words(data, tmp_path / "out")
@@ -165,6 +226,18 @@ def test_a_folder_is_told_file_by_file(tmp_path: Path) -> None:
     assert altered(tmp_path, config) == {"files": {}, "code": {}}
     (folder / "train.jsonl").write_text("other")
     assert list(altered(tmp_path, config)["files"]) == ["data.path: train.jsonl"]
+
+
+def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("gi", "ma", "extractive"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_text(name)
+    node = ["data=math", "data.gsm8k=gi", "data.path=ma", "data.instruction=extractive"]
+    known = record(structured(compose(["algorithm=grpo", *node])))
+    assert list(known["files"]) == ["data.path: test.jsonl", "data.gsm8k: test.jsonl"]
 
 
 def test_a_large_file_is_told_by_its_length_and_by_blocks(tmp_path: Path) -> None:

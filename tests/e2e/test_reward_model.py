@@ -210,7 +210,8 @@ def test_algorithm_that_reads_pairs_and_data_without_any_are_told_apart(tmp_path
 
 def test_stop_at_an_answers_accuracy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="algorithm=reward_model trains none"):
-        run_small(tmp_path, *REWARD_MODEL, "train.stop_at.metric=heldout/greedy")
+        stop = ["train.stop_at.metric=heldout/greedy", "train.stop_at.value=0.5"]
+        run_small(tmp_path, *REWARD_MODEL, *stop)
 
 
 def test_B96_reward_model_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
@@ -257,6 +258,8 @@ def test_step_ends_early_where_the_policy_drifted_from_the_sampler(tmp_path: Pat
     assert summary["updates"] == 3 * 2
     metrics = lines(folder_of(tmp_path / "stopped") / "metrics.jsonl")
     assert [line["stopped_early"] for line in metrics] == [1.0] * 3
+    noted = lines(folder_of(tmp_path / "stopped") / "warnings.jsonl")
+    assert "kl_stop" in [line["kind"] for line in noted]  # of the schedule, which is linear
     rows = lines(folder_of(tmp_path / "stopped") / "rollouts.jsonl")
     assert {row["step"]: row["policy_version"] for row in rows} == {1: 0, 2: 2, 3: 4}
     summary = run_small(tmp_path / "whole", *overrides, "algorithm.kl_stop=1e9")

@@ -129,3 +129,17 @@ def test_launchers_of_hydra_run_every_job_and_end_as_the_failed_one_did(
     again = start([*LAUNCHERS[launcher], *arguments])
     again.communicate(timeout=300)
     assert again.returncode == 1 and contents(good) == finished
+
+
+@pytest.mark.slow
+def test_a_process_that_a_launcher_lost_is_told_with_the_jobs_that_are_left(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra sweep")
+    ends = ["reward=function", "reward.fn=tests.e2e.faulty.ends_the_process"]
+    sweep = sweep_of(tmp_path / "out", "seed=0,1", "train.steps=1", *ends)
+    process = start([*LAUNCHERS["joblib"], *sweep])
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, told
+    block = " ".join(told[told.index("zoo: error") :].split())
+    assert "hydra/launcher=joblib lost a process that ran a job" in block
+    assert "Without a summary: 2 of 2 jobs (seed=0; seed=1). The same command goes on" in block
+    assert "Traceback" not in told

@@ -25,7 +25,9 @@ ALGORITHMS = {
     "grpo": ["algorithm=grpo", "algorithm.kl_coef=0.1"],
     "dapo": ["algorithm=dapo", "rollout.max_rounds=2"],
     "ppo": ["algorithm=ppo"],
+    "enough": ["algorithm=grpo", "algorithm._target_=tests.e2e.faulty.EnoughOnProcessOne"],
 }
+ALGORITHMS["enough"] += ["algorithm.epochs=3"]
 UNEVEN = ["rollout.max_rounds=2", "reward=function"]
 UNEVEN += ["reward.fn=tests.e2e.faulty.signal_for_the_first_process"]
 DROPPING = ("dapo", "online_dpo", "rejection_sampling")
@@ -35,7 +37,7 @@ ALGORITHMS |= {f"{name}_uneven": [f"algorithm={name}", *UNEVEN] for name in DROP
 def torchrun(*arguments: str, cache: Path, seconds: float = 240) -> subprocess.CompletedProcess:
     environment = {
         **os.environ,
-        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",  # nothing else says that they are to train on the CPU
         "OMP_NUM_THREADS": "1",
         "ZOO_CACHE": str(cache),
     }

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -319,7 +320,7 @@ def test_wandb_online_without_a_server_falls_back_offline_with_one_warning(tmp_p
     out, err = run_online(tmp_path, WANDB_API_KEY="0" * 40)
     assert out.count("warning (wandb)") == 1 and len(out.splitlines()) == 1
     assert "did not connect within 2 s" in out and "CommError" in out
-    assert err == ""
+    assert err == "" and not list(tmp_path.glob("wandb/run-*"))
     assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
     (line,) = read_lines(tmp_path / "metrics.jsonl")
     assert not any(name.startswith("warnings/") for name in line)  # of the surroundings
@@ -330,18 +331,25 @@ def test_wandb_online_with_a_server_that_never_answers_falls_back_in_time(tmp_pa
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes calls, says nothing
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
         out, err = run_online(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=address)
     assert out.count("warning (wandb)") == 1 and len(out.splitlines()) == 1
     assert "did not connect within 2 s" in out and err == ""
+    assert time.monotonic() - began < 12  # wandb's own waits at the end are 10 s and more
+    assert not list(tmp_path.glob("wandb/run-*"))  # what could not connect left nothing
     assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
 
 
-@pytest.mark.parametrize("setting", [{"WANDB_BASE_URL": "notaurl"}, {"WANDB_MODE": "nonsense"}])
-def test_wandb_says_that_it_logs_offline_only_where_it_does(tmp_path, setting):
+@pytest.mark.parametrize(
+    "setting",
+    [{"WANDB_BASE_URL": "notaurl"}, {"WANDB_MODE": "nonsense"}, {"WANDB_SERVICE": "bad"}],
+)
+def test_wandb_logs_offline_where_it_refuses_its_environment(tmp_path, setting):
     out, err = run_online(tmp_path, WANDB_API_KEY="0" * 40, **setting)
     assert out.count("warning (wandb)") == 1 and err == ""
     assert "within" not in out and next(iter(setting.values())) in out  # the reason
-    assert ("Logging offline" in out) is (tmp_path / "wandb").exists()
+    assert "Logging offline" in out
+    assert [h["reward/total"] for h in wandb_file.history(tmp_path) if "updates" in h] == [0.5]
 
 
 def test_wandb_online_without_a_key_says_so_and_never_asks(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,48 @@ def test_a_tokenizer_that_cannot_be_read_is_named(content: str, tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=rf"model '{tmp_path}' could not be loaded"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("setting", ["model.path", "reward.path"])
+def test_a_folder_without_a_tokenizer_is_named_with_its_setting(
+    setting: str, tmp_path: Path
+) -> None:
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_tokenizer(ModelConfig(path=str(tmp_path)), setting)
+    assert str(caught.value) == (
+        f"the tokenizer of model '{tmp_path}' could not be loaded: there are no files of one, such "
+        "as tokenizer.json\nCheck that the folder is whole, or give another one with "
+        f"{setting}=FOLDER."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": 128}, r"by which model\.\S+ has the shape \[.*and \d+ more do not fit"),
+        ({"intermediate_size": 80}, r"mlp\.down_proj\.weight has the shape \[\d+, 80\] and not"),
+        ({"num_hidden_layers": 9}, r"has no weights for model\.layers\.\d.*and \d+ more, so"),
+    ],
+)
+def test_a_config_that_does_not_fit_its_weights_is_one_sentence(
+    change: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    llama().save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert all(described[key] != value for key, value in change.items())
+    (tmp_path / "config.json").write_text(json.dumps({**described, **change}))
+    told: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = told.append
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(listener)
+    try:
+        with pytest.raises(ConfigError, match=says) as caught:
+            load_model(ModelConfig(path=str(tmp_path)))
+    finally:
+        logger.removeHandler(listener)
+    assert "\n" not in str(caught.value) and not told
 
 
 # --- GGUF -----------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ class Recorded(nn.Module):
 
 def test_an_offloaded_reference_is_there_for_its_passes_alone() -> None:
     said: list[str] = []
-    models = Models(policy=None, reference=Recorded(said), micro_batch_tokens=40)
+    models = Models(policy=None, reference=Recorded(said), micro_batch_tokens=10)
     batch = ragged_batch()
     models.reference_logprobs(batch)
     calls = len(said)

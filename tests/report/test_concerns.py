@@ -68,6 +68,21 @@ def test_missing_runs_are_named_with_the_reason(tmp_path: Path):
     assert any("c, seed 0: failed" in text and "RuntimeError: broke" in text for text in texts)
 
 
+def test_records_that_were_cut_after_the_end_are_named(tmp_path: Path):
+    lines = [guard(0, 3.0), guard(20, 3.1)]
+    folder = run(tmp_path, evaluations=lines, summary={"final": {"guard": {"step": 20}}})
+    assert found(folder) == []
+    for name, said in {
+        "metrics.jsonl": "grpo, seed 0: metrics.jsonl ends at step 19 of 20: the file was cut",
+        "evals.jsonl": "grpo, seed 0: evals.jsonl lacks the evaluation of guard at step 20: the",
+    }.items():
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-9])  # in the middle of the last line
+        (text,) = found(folder)
+        assert text.startswith(said)
+        (folder / name).write_bytes(whole)
+
+
 def test_unequal_budgets_are_named(tmp_path: Path):
     equal = found(
         run(tmp_path, "a", summary={"completions": 100}),

@@ -55,6 +55,19 @@ def test_nested_answers_and_worked_golds_are_read(tmp_path: Path) -> None:
     assert found[0].prompt.columns["answer"] == "4"
 
 
+def test_rows_without_a_label_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"completion": "4", "gold": "4", "label": 1}
+    bare = {"completion": "4", "gold": "4"}
+    file = write(tmp_path / "a.jsonl", [good, bare, {**bare, "label": None}, *[good] * 2])
+    assert main(["audit", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert f"{file}: 2 of 5 rows have no label and are not audited (lines 2, 3)." in told
+    assert main(["audit", str(file), "limit=1"]) == 0  # it stops before them
+    assert "no label" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

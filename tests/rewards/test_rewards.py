@@ -1,5 +1,6 @@
 """Rewards: right and wrong, format, shaping, controls, sums, and strangers' functions."""
 
+import gc
 import math
 
 import numpy as np
@@ -478,17 +479,67 @@ def test_no_component_takes_the_curve_of_the_whole(name):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_reward_sets_in_torch_is_set_back(fails):
+    def settings():
+        return (
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_num_threads(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    def put(gradients, dtype, device, threads, deterministic, precision):
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(deterministic)
+        torch.set_float32_matmul_precision(precision)
+
+    before = settings()
+    others = (False, torch.float64, torch.device("meta"), before[3] + 1, 1, "medium")
+    seen = []
+
     def fn(completions):
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
+        put(*others)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # then the older name has no answer
+        seen.append(1)
         return [[][0] if fails else 1.0] * len(completions)
 
     try:
         call(fn, on_error=OnError.abstain)
-        assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+        assert seen and settings() == before
     finally:
-        torch.set_grad_enabled(True)
-        torch.set_default_dtype(torch.float32)
+        put(*before[:2], None, *before[3:])
+
+
+def test_what_a_reward_writes_into_a_row_is_not_kept():
+    class Writes:
+        def __call__(self, prompts, completions):
+            for p in prompts:
+                p.columns["answer"] = "written"
+            return RewardOutput([1.0] * len(prompts))
+
+    row = Prompt("p", text="1 + 1 =", columns={"answer": "2"})
+    ask(Writes(), [row], [completion("a")])
+    assert row.columns == {"answer": "2"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_async_reward_is_refused_whatever_failures_mean():
+    class Asks:
+        async def __call__(self, prompts, completions):
+            return RewardOutput([1.0] * len(prompts))
+
+    async def asks(completions):
+        return [1.0] * len(completions)
+
+    for reward, name in ((Asks(), "Asks"), (Function(asks), "asks")):
+        for on_error in OnError:
+            with pytest.raises(ConfigError, match=rf"reward {name} is async.*asyncio\.run"):
+                ask(reward, [prompt("1")], [completion("a")], Patience(None, on_error))
+    gc.collect()
 
 
 def test_function_that_fails_on_the_rows_together():

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from zoo.config import OnError
+from zoo.rewards.score import Patience
 from zoo.rollout.engine import Sampling
 from zoo.rollout.order import Order
 from zoo.rollout.pairs import PairSet, cached_pairs, gold_pair, pair_up, sample_pairs
@@ -144,6 +146,21 @@ def test_progress_is_reported_in_prompts() -> None:
     assert seen == [(3, 7), (6, 7), (7, 7)]
 
 
+def test_completions_without_a_score_are_counted() -> None:
+    def abstains_on_two_and_fails_on_three(
+        prompts: list[Prompt], rows: list[Completion]
+    ) -> RewardOutput:
+        if any(c.text.endswith("/3") for c in rows):
+            raise KeyError("no such column")
+        return RewardOutput([None if c.text.endswith("/2") else 1.0 for c in rows])
+
+    settings: dict[str, Any] = {"completions": 40, "groups": 3, "group_size": 4, "seed": 7}
+    settings |= {"sampling": Sampling(1.0, 5, (2,)), "patience": Patience(None, OnError.abstain)}
+    reward = abstains_on_two_and_fails_on_three
+    made = sample_pairs(prompts(10), Engine(), reward, **settings)
+    assert (made.completions, made.unscored, made.failed) == (40, 20, 10)
+
+
 def test_prompts_with_gold_use_it() -> None:
     made = sampled(40, gold={f"p{i}": ((50 + i,), f"gold {i}") for i in range(5)})
     golden = {p.prompt.id: p for p in made.pairs if p.chosen.startswith("gold")}
@@ -170,6 +187,8 @@ class Made:
             tokens_prompt=7,
             tokens_generated=40,
             seconds=1.25,
+            unscored=5,
+            failed=3,
         )
 
     def __call__(self) -> PairSet:
@@ -187,12 +206,14 @@ def test_the_second_ask_reads_the_same_pairs_and_costs(tmp_path: Path) -> None:
     assert made.times == 1
 
 
-def test_no_pairs_at_all_are_cached_too(tmp_path: Path) -> None:
+def test_no_pairs_at_all_are_not_kept(tmp_path: Path) -> None:
+    """A reward that abstained on all may be mended."""
     made = Made()
     made.value = replace(made.value, pairs=[])
-    for _ in range(2):
-        assert cached_pairs(tmp_path, KEY, prompts(3), made).pairs == []
-    assert made.times == 1
+    assert cached_pairs(tmp_path, KEY, prompts(3), made).pairs == []
+    assert not list(tmp_path.glob("*.jsonl"))
+    made.value = replace(made.value, pairs=Made().value.pairs)
+    assert cached_pairs(tmp_path, KEY, prompts(3), made) == made.value
 
 
 @pytest.mark.parametrize("change", [{"start": "abd"}, {"budget": 13}, {"seed": 1}, {"more": 1}])

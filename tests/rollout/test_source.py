@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -329,6 +330,21 @@ def test_B91_dead_groups_are_counted_from_the_rewards_per_group() -> None:
     assert (half["groups/dead"], half["groups/all_right"]) == (0.5, 0.5)
     tied = make(lambda p, i: 0.3, groups=2).next(1).pool.means()
     assert (tied["groups/dead"], tied["groups/tied"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "step", "told"),
+    [(1e8, 1.0, True), (1.0, 1e-9, True), (1e8, 0.0, False), (0.0, 1e-9, False)],
+)
+def test_rewards_that_differ_by_less_than_float32_holds_are_told(
+    base: float, step: float, told: bool
+) -> None:
+    source = make(lambda p, i: base + step * i)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # once
+        source.next(1)
+        source.next(2)
+    assert [("equal in float32" in str(one.message)) for one in caught] == [True] * told
 
 
 def test_sync_reaches_the_engine() -> None:

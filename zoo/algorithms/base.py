@@ -82,6 +82,11 @@ def needs_of(algorithm: Algorithm) -> Needs:
         needs: object = algorithm.needs
     except ValueError as error:
         raise ConfigError(f"{called(algorithm)}: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{called(algorithm)}: `needs` must be a property that returns Needs(…), and raised "
+            f"{type(error).__name__}: {error!s:.200}."
+        ) from error
     if not isinstance(needs, Needs):
         raise ConfigError(
             f"{called(algorithm)}: `needs` must be a property that returns Needs(…), got "
@@ -95,6 +100,39 @@ def needs_of(algorithm: Algorithm) -> Needs:
                 f"under training. {way_out}"
             )
     return needs
+
+
+PER_TOKEN = ("sampling_logprobs", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+
+
+def checked_batch(algorithm: Algorithm, made: object) -> Batch:
+    """What `prepare` returned.
+
+    Raises:
+        ConfigError: no batch, or one whose tensors do not belong to its tokens.
+    """
+    if not isinstance(made, Batch):
+        raise ConfigError(
+            f"{called(algorithm)}: prepare must return the batch, got {made!r:.80}. End it with, "
+            "for example, `return batch.replace(advantages=advantages)`."
+        )
+    shape = made.input_ids.shape
+    for name in PER_TOKEN:
+        value = getattr(made, name)
+        if value is None or (isinstance(value, Tensor) and value.shape == shape):
+            continue
+        got = list(value.shape) if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise ConfigError(
+            f"{called(algorithm)}: prepare must return {name} of the shape of input_ids, "
+            f"{list(shape)}, got {got}. zoo.algorithms.common.over_tokens(value, batch) gives each "
+            "token its row's value."
+        )
+    if made.advantages is None and algorithm.needs.silent_without_advantage:
+        raise ConfigError(
+            f"{called(algorithm)}: its `needs` say silent_without_advantage, and prepare returned "
+            "no advantages. Set them, or leave silent_without_advantage out."
+        )
+    return made
 
 
 def checked_state(algorithm: Algorithm, state: Any, verb: str) -> dict[str, float]:

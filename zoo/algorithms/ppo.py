@@ -14,7 +14,8 @@ With `kl_target` β steers itself: after each step, from the step's mean KL a co
 β ← β (1 + clip((KL − target)/target, ±0.2) / horizon); β is state, logged as state/kl_coef and
 checkpointed. With `kl_stop` the updates still to come of a step are skipped once an update has
 seen KL(π_old‖π) above it, by k3 on its own tokens; that update itself is made, and skipped ones do
-not count as updates.
+not count as updates. So a linear or cosine schedule, which spans the updates that could be made,
+does not come down to `lr_end`.
 
 Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; GAE: arXiv:1506.02438, eq. 16; the KL price
 and the value clip as in Ziegler et al. 2019, arXiv:1909.08593, §2, and Ouyang et al. 2022, eq. 2;

@@ -5,14 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.golds import check_golds
 from zoo.data.hub import load_hub
+from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
-from zoo.data.rows import Malformed, Row, existing, read_jsonl
+from zoo.data.rows import (
+    Kind,
+    Malformed,
+    Reader,
+    Row,
+    content_of,
+    existing,
+    expanded,
+    half_character,
+    read_jsonl,
+    without_duplicates,
+    without_overlap,
+)
 from zoo.rewards.verifiable import Verifier
 from zoo.types import EvaluationSet, Example, Prompt, Reward
 
@@ -58,7 +70,8 @@ class GSM8K:
         return self.pair_with_gold
 
     def prompts(self) -> list[Prompt]:
-        return list(self._split("train"))[: self.n_problems]
+        train, judged = list(self._split("train")), list(self._split("test"))
+        return without_overlap(train, judged, "gsm8k/train")[: self.n_problems]
 
     def examples(self) -> list[Example]:
         """Every training problem with its published solution, calculator marks removed."""
@@ -71,6 +84,7 @@ class GSM8K:
         heldout = self._split("test")[: self.n_heldout]
         sets = [EvaluationSet("heldout", "accuracy", heldout, self.verifier())]
         if self.svamp is not None:
+            expanded(self.svamp, "data.svamp")
             problems = _svamp(self.svamp, self.instruction)[: self.n_independent]
             sets.append(EvaluationSet("independent", "accuracy", problems, self.verifier()))
         return [*sets, EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
@@ -89,9 +103,13 @@ def check_counts(data: Any, names: tuple[str, ...]) -> None:
             )
 
 
-@lru_cache(maxsize=8)
+@remembered
 def read_gsm8k(
-    path: str | None, name: str, split: str, instruction: str = INSTRUCTION
+    path: str | None,
+    name: str,
+    split: str,
+    instruction: str = INSTRUCTION,
+    setting: str = "data.path",
 ) -> tuple[Prompt, ...]:
     """One split as prompts with the columns answer, style and solution.
 
@@ -99,8 +117,10 @@ def read_gsm8k(
         ConfigError: see `GSM8K`.
     """
     source = f"gsm8k/{split}"
-    prompts = []
-    for line, row in rows_of(path, name, "main", split, f"{split}.jsonl"):
+    malformed = Malformed(source)
+    usable = []
+    rows = rows_of(path, name, "main", split, f"{split}.jsonl", setting=setting)
+    for line, row in rows:
         question, solution = row.get("question"), row.get("answer")
         if not isinstance(question, str) or not isinstance(solution, str):
             raise ConfigError(
@@ -111,21 +131,34 @@ def read_gsm8k(
         _, marker, answer = solution.rpartition("####")
         if not marker:
             raise ConfigError(f"{source}: row {line} has no #### before its answer. Correct it.")
-        columns = {"answer": answer.strip(), "style": "gsm8k", "solution": solution}
-        prompts.append(_ask(f"{source}:{line}", question, instruction, columns))
+        if fault := half_character(solution):
+            malformed.add(line, fault)
+        else:
+            own = {"prompt": question, "answer": answer.strip(), "solution": solution}
+            usable.append((line, own))
+    reader = Reader(Kind.prompts, {}, source, "gsm8k", instruction)
+    prompts = reader.convert(usable, malformed)
+    malformed.settle(len(rows), 0.0)
     check_golds(prompts, source)
-    return tuple(prompts)
+    return tuple(without_duplicates(prompts, content_of, source))
 
 
-def rows_of(path: str | None, name: str, subset: str | None, split: str, *files: str) -> list[Row]:
+def rows_of(
+    path: str | None,
+    name: str,
+    subset: str | None,
+    split: str,
+    *files: str,
+    setting: str = "data.path",
+) -> list[Row]:
     """Rows of the first of `files` that lies in the folder `path`, else of the hub's data set."""
     if path is None:
         return load_hub(name, subset, split)
-    folder = Path(path).expanduser()
+    folder = expanded(path, setting)
     if not folder.is_dir():
         raise ConfigError(
-            f"data.path={path} is no folder. Name the folder that holds {' or '.join(files)}, or "
-            "data.path=null for the hub."
+            f"{setting}={path} is no folder. Name the folder that holds {' or '.join(files)}, or "
+            f"{setting}=null{' for the hub' if setting == 'data.path' else ''}."
         )
     file = next((folder / f for f in files if (folder / f).is_file()), folder / files[0])
     malformed = Malformed(str(existing(file)))

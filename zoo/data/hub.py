@@ -13,6 +13,7 @@ from zoo.data.left_out import remembered
 from zoo.data.rows import Kind, Malformed, Reader, Row, without_overlap
 from zoo.data.table import (
     Table,
+    check_heldout,
     check_reader_settings,
     finish,
     reader_key,
@@ -53,6 +54,7 @@ class Hub(Table):
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("data.name is not set: name a data set. Try data.name=openai/gsm8k.")
+        check_heldout("heldout_split", self.heldout_split, self.kind)
         check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
 
     def _rows(self, split: str) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from zoo.config import ConfigError
 from zoo.data.gsm8k import check_counts, rows_of
 from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
-from zoo.data.rows import Malformed, without_duplicates
+from zoo.data.rows import Malformed, half_character, without_duplicates
 from zoo.rewards.constraints import CHECKS, Constraints, Mode, check_instructions
 from zoo.rewards.language import known_language
 from zoo.types import EvaluationSet, Prompt, Reward
@@ -105,6 +105,8 @@ def _prompt(line: int, row: Mapping[str, Any]) -> tuple[Prompt | None, str]:
     text, ids, kwargs = row.get("prompt"), row.get("instruction_id_list"), row.get("kwargs")
     if not isinstance(text, str) or not text.strip():
         return None, f"no prompt (it has {', '.join(sorted(row))})"
+    if fault := half_character(text):
+        return None, fault
     if not isinstance(ids, list) or not ids or not isinstance(kwargs, list):
         return None, "instruction_id_list and kwargs must be lists with something in them"
     if len(ids) != len(kwargs):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.data.left_out import remembered
-from zoo.data.rows import Kind, Malformed, Reader, read_jsonl, without_overlap
+from zoo.data.rows import Kind, Malformed, Reader, expanded, read_jsonl, without_overlap
 from zoo.data.table import (
     Table,
+    check_heldout,
     check_reader_settings,
     finish,
     reader_key,
@@ -27,12 +28,13 @@ class JSONL(Table):
     |---|---|
     | prompts | `prompt` (a text, or turns {role, content}), `answer` where there is a gold |
     | examples | `prompt`, `completion` |
-    | pairs | `prompt`, `chosen`, `rejected`, perhaps `margin`, or `preferred` (1 or 2: which) |
+    | pairs | `prompt`, `chosen`, `rejected`, perhaps `margin`, or `preferred` (2: `rejected` is) |
     | rankings | `prompt`, `completions` (best first, or with `scores` or `ranks`) |
     | labelled | `prompt`, `completion`, `label` (true: desirable) |
 
     Pairs may come without a prompt as two whole dialogues (turns, or a text with `Human:` and
-    `Assistant:`) that differ in the last reply. A `.json` file may hold one array of such objects,
+    `Assistant:`) that differ in the last reply; beside a prompt a completion may be a dialogue of
+    turns that begins with it. A `.json` file may hold one array of such objects,
     a `.parquet` file a table with these columns. Other columns of a row stay with its prompt,
     where rewards can read them.
 
@@ -57,6 +59,7 @@ class JSONL(Table):
             raise ValueError(
                 "data.path is not set: name a JSON-lines or parquet file. Try data.path=my.jsonl."
             )
+        check_heldout("heldout_path", self.heldout_path, self.kind)
         check_reader_settings(self.heldout, self.max_malformed, self.max_new_tokens, self.style)
 
     def _rows(self, path: str) -> tuple[Any, ...]:
@@ -75,6 +78,7 @@ class JSONL(Table):
         rows = self._rows(self.path)
         if self.heldout_path is None:
             return split_by_content(rows, self.heldout)
+        expanded(self.heldout_path, "data.heldout_path")
         heldout = self._rows(self.heldout_path)
         return tuple(without_overlap(list(rows), list(heldout), self.path)), heldout
 
@@ -82,7 +86,7 @@ class JSONL(Table):
 def _stamp(path: str) -> tuple[int, int] | None:
     try:
         status = Path(path).expanduser().stat()
-    except OSError:
+    except (OSError, RuntimeError, ValueError):
         return None  # the reader says what is wrong
     return status.st_mtime_ns, status.st_size
 

@@ -10,7 +10,16 @@ from zoo.config import ConfigError
 from zoo.data.gsm8k import check_counts, read_gsm8k, rows_of
 from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
-from zoo.data.rows import Malformed, Row
+from zoo.data.rows import (
+    Kind,
+    Malformed,
+    Reader,
+    Row,
+    content_of,
+    half_character,
+    without_duplicates,
+    without_overlap,
+)
 from zoo.rewards.extract import last_box
 from zoo.rewards.math import check_gold
 from zoo.rewards.verifiable import Verifier
@@ -66,15 +75,19 @@ class MATH:
         return frozenset({"prompts", "examples"})
 
     def prompts(self) -> list[Prompt]:
-        judged = {prompt.messages[-1]["content"] for prompt in self._split("test")}
-        every = set(self.levels) == {1, 2, 3, 4, 5}
-        kept = [
-            prompt
-            for prompt in self._split("train")
+        train = list(self._split("train"))
+        if set(self.levels) != {1, 2, 3, 4, 5}:
             # Two published rows have the level "?": they count only where all levels do.
-            if (every or prompt.columns.get("level") in self.levels)
-            and prompt.messages[-1]["content"] not in judged
-        ]
+            chosen = [prompt for prompt in train if prompt.columns.get("level") in self.levels]
+            if train and not chosen:
+                there = sorted({prompt.columns.get("level", 0) for prompt in train} - {0})
+                way = f"have the levels {there}. Choose among those"
+                raise ConfigError(
+                    f"data.levels={list(self.levels)} leaves none of {len(train)} training "
+                    f"problems: they {way if there else 'say no level. Leave data.levels out'}."
+                )
+            train = chosen
+        kept = without_overlap(train, list(self._split("test")), "math/train")
         return kept[: self.n_problems]
 
     def examples(self) -> list[Example]:
@@ -88,7 +101,8 @@ class MATH:
         heldout = self._split("test")[: self.n_heldout]
         sets = [EvaluationSet("heldout", "accuracy", heldout, self.verifier())]
         if self.gsm8k is not None:
-            problems = read_gsm8k(self.gsm8k, "", "test", self.instruction)[: self.n_independent]
+            problems = read_gsm8k(self.gsm8k, "", "test", self.instruction, "data.gsm8k")
+            problems = problems[: self.n_independent]
             sets.append(EvaluationSet("independent", "accuracy", problems, self.verifier()))
         return [*sets, EvaluationSet("guard", "perplexity", texts=PLAIN_TEXTS)]
 
@@ -103,23 +117,28 @@ def _read(
     source = f"math/{split}"
     rows = _rows(path, name, test_name, split)
     malformed = Malformed(source)
-    prompts = []
+    usable = []
     for line, row in rows:
-        prompt = _prompt(f"{source}:{line}", row, instruction)
-        fault = _fault(prompt)
+        own = _row(f"{source}:{line}", row)
+        fault = half_character(own["solution"])
+        if own["answer"] == "":
+            fault = "no answer, and no complete box in its solution"
+        if fault:
+            malformed.add(line, fault)
+        else:
+            usable.append((line, own))
+    reader = Reader(Kind.prompts, {}, source, "math", instruction)
+    prompts = []
+    for prompt in reader.convert(usable, malformed):
+        fault = check_gold(prompt.columns["answer"])
         if fault is None:
             prompts.append(prompt)
         else:
-            malformed.add(line, fault)
+            malformed.add(int(prompt.id.rpartition(":")[2]), fault)
     # A handful of the published solutions have an empty box or an unreadable one. Problems to be
     # judged on are another matter: none may be missing.
     malformed.settle(len(rows), 0.001 if split == "train" else 0.0)
-    return tuple(prompts)
-
-
-def _fault(prompt: Prompt) -> str | None:
-    answer = prompt.columns["answer"]
-    return check_gold(answer) if answer else "no answer, and no complete box in its solution"
+    return tuple(without_duplicates(prompts, content_of, source))
 
 
 def _rows(path: str | None, name: str, test_name: str, split: str) -> list[Row]:
@@ -131,20 +150,20 @@ def _rows(path: str | None, name: str, test_name: str, split: str) -> list[Row]:
     return list(enumerate(parts, 1))
 
 
-def _prompt(identity: str, row: dict[str, Any], instruction: str) -> Prompt:
+def _row(identity: str, row: dict[str, Any]) -> dict[str, Any]:
+    """The row under the names of JSON-lines files, whose reader does the rest."""
     problem, solution = row.get("problem"), row.get("solution")
     if not isinstance(problem, str) or not isinstance(solution, str):
         raise ConfigError(
             f"{identity} needs the texts problem and solution, and has {', '.join(sorted(row))}. "
             "Give MATH as published, or use data=jsonl."
         )
-    answer = row["answer"] if "answer" in row else _boxed(solution)
+    answer = row.get("answer")
+    answer = _boxed(solution) if answer is None else answer
+    answer = answer.strip() if isinstance(answer, str) else answer
+    own = {"prompt": problem, "answer": answer, "solution": solution}
     level = str(row.get("level", "")).removeprefix("Level").strip()
-    columns: dict[str, Any] = {"answer": str(answer).strip(), "style": "math", "solution": solution}
-    if level.isdigit():
-        columns["level"] = int(level)
-    text = f"{problem}\n\n{instruction}" if instruction else problem
-    return Prompt(identity, ({"role": "user", "content": text},), columns=columns)
+    return {**own, "level": int(level)} if level.isdecimal() else own
 
 
 def _boxed(solution: str) -> str:

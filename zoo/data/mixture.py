@@ -76,7 +76,7 @@ class BySource:
             own = rows[source]
             texts = [completions[row] for row in own]
             asked = [prompts[row] for row in own]
-            output = score(self.rewards[source], asked, texts, Patience(seconds=None), source)
+            output = score(self.rewards[source], asked, texts, Patience(seconds=None), source, own)
             components[source] = [None] * len(prompts)
             for place, row in enumerate(own):
                 components[source][row] = total[row] = output.total[place]
@@ -327,16 +327,21 @@ def _order(seed: int, identity: str) -> bytes:
 # parts -------------------------------------------------------------------------------------------
 
 
-def _part(name: str, node: Any) -> Part:
+def _part(name: Any, node: Any) -> Part:
     """A part from {weight, _target_, …, reward}, {weight, data, reward}, or an instance."""
     # Here, not at the top: the builder knows all groups.
     from zoo.instantiate import build
 
     where = f"data.parts.{name}"
-    if name in RESERVED or not name.isidentifier():
+    if not isinstance(name, str) or name in RESERVED or not name.isidentifier():
+        plain = re.sub(r"\W+", "_", str(name)).strip("_")
+        if not isinstance(name, str) or not plain.isidentifier():
+            plain = f"part_{plain}".rstrip("_")  # 1, and `on`, which YAML reads as true
+        elif plain in RESERVED:
+            plain = f"{plain}_1"
         raise ValueError(
             f"{where}: a part's name must be a plain word that names no other curve "
-            f"({', '.join(RESERVED)}), got {name!r}. Try {name.strip('_') or 'part'}_1."
+            f"({', '.join(RESERVED)}), got {name!r}. Try {plain}."
         )
     settings = dict(node) if isinstance(node, Mapping) else {"data": node, "weight": 1.0}
     weight = settings.pop("weight", None)

@@ -7,6 +7,7 @@ than its rows.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -28,6 +29,9 @@ from zoo.types import Example, LabelledCompletion, PreferencePair, Prompt
 
 T = TypeVar("T")
 Row = tuple[int, dict[str, Any]]  # line (1-based), content
+SHOWN = 5  # reasons in a message, and lines of each
+# Scores and margins become float32, in which the difference of two must be finite as well.
+LARGEST = 1e38
 
 
 class Kind(StrEnum):
@@ -98,8 +102,13 @@ class Malformed:
         if not self.rows:
             return
         rows = sorted(self.rows)
-        shown = "; ".join(f"line {line}: {reason}" for line, reason in rows[:5])
-        more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
+        lines: dict[str, list[int]] = {}
+        for line, reason in rows:
+            lines.setdefault(reason, []).append(line)
+        told = list(lines.items())[:SHOWN]
+        shown = "; ".join(f"{_lines(found)}: {reason}" for reason, found in told)
+        rest = len(rows) - sum(len(found) for _, found in told)
+        more = f"; and {rest} more" if rest else ""
         if len(rows) > max_malformed * total or len(rows) == total:
             limit = f"{setting}={max_malformed:g} is" if setting else f"{max_malformed:g} is"
             raise ConfigError(
@@ -112,6 +121,12 @@ class Malformed:
             LeftOut,
             stacklevel=2,
         )
+
+
+def _lines(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    named = ", ".join(map(str, numbers[:SHOWN]))
+    return f"line{'s' if len(numbers) > 1 else ''} {named}{more}"
 
 
 # reading -----------------------------------------------------------------------------------------
@@ -158,9 +173,16 @@ def _from_table(file: Path) -> tuple[list[Row], int]:
 
     try:
         with _opened(file) as content:
-            items = pyarrow.parquet.read_table(content).to_pylist()
+            table = pyarrow.parquet.ParquetFile(content)
+            names, items = table.schema_arrow.names, table.read().to_pylist()
     except (pyarrow.ArrowException, ValueError) as error:
-        raise ConfigError(f"{file} is no readable parquet file: {error}.") from error
+        what = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(f"{file} is no readable parquet file: {what}.") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"{file} has the column {twice[0]!r} twice, so no row has one value of it. Rename "
+            "one of them."
+        )
     if not items:
         raise ConfigError(f"{file} has no rows. Give a table with one row an example.")
     return list(enumerate(items, 1)), len(items)
@@ -213,6 +235,25 @@ def _from_array(file: Path, whole: bytes, malformed: Malformed) -> tuple[list[Ro
     return rows, len(items)
 
 
+def expanded(path: str | Path, setting: str) -> Path:
+    """The path, user's home expanded.
+
+    Raises:
+        ConfigError: one that the system cannot even look up.
+    """
+    try:
+        file = Path(path).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a zero byte
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{setting}={str(path)[:60]!r} ({len(str(path))} characters) is no path that this "
+            f"system can look up: {what}. Check {setting}."
+        ) from error
+    return file
+
+
 def existing(path: str | Path) -> Path:
     """The path, user's home expanded.
 
@@ -221,7 +262,7 @@ def existing(path: str | Path) -> Path:
     """
     from zoo.instantiate import did_you_mean  # here, not at the top: it imports every group
 
-    file = Path(path).expanduser()
+    file = expanded(path, "data.path")
     if file.is_file():
         return file
     folder = file.parent
@@ -325,19 +366,24 @@ class Reader:
             return Example(prompt, self._text(row, "completion"))
         if self.kind is Kind.pairs:
             better, worse = "chosen", "rejected"
-            if "preferred" in self.columns:
+            if self.columns.get("preferred", "preferred") in row or "preferred" in self.columns:
                 which = self._value(row, "preferred")
                 if isinstance(which, bool) or which not in (1, 2):
                     raise _BadRowError(f"preferred must be 1 or 2, got {which!r:.40}")
                 better, worse = (better, worse) if which == 1 else (worse, better)
             chosen = self._text(row, better)
             # To have written nothing at all can be what is rejected.
-            rejected = _reply(self._value(row, worse), worse, may_be_empty=True)
+            rejected = self._text(row, worse, may_be_empty=True)
             if chosen == rejected:
                 raise _BadRowError("chosen and rejected are the same")
             margin = self._value(row, "margin")
             if margin is not None:
                 margin = _finite(margin, "margin")
+                if margin < 0:
+                    raise _BadRowError(
+                        f"margin must be at least 0, got {margin:g}: it is how much better the "
+                        "preferred one is"
+                    )
             return PreferencePair(prompt, chosen, rejected, margin=margin)
         if self.kind is Kind.labelled:
             label = self._value(row, "label")
@@ -358,7 +404,10 @@ class Reader:
                 raise _BadRowError(f"answer must be finite, got {answer!r:.40}")
             style = row.get("style", self.style)
             if style not in STYLES:
-                raise _BadRowError(f"style must be one of {', '.join(STYLES)}, got {style!r:.40}")
+                raise _BadRowError(
+                    f"style must be one of {', '.join(STYLES)}, got {style!r:.40} (the row's own "
+                    "column style goes before data.style; rename it where it says something else)"
+                )
             columns |= {"answer": _plain_number(answer), "style": style}
         elif "answer" in self.columns:
             raise _BadRowError(f"no {self.columns['answer']!r} (answer)")
@@ -386,8 +435,17 @@ class Reader:
         names = REQUIRED[self.kind] + OPTIONAL[self.kind]
         return {self.columns.get(name, name) for name in names}
 
-    def _text(self, row: Mapping[str, Any], name: str) -> str:
-        return _reply(self._value(row, name), name)
+    def _text(self, row: Mapping[str, Any], name: str, may_be_empty: bool = False) -> str:
+        """A completion; of a whole dialogue that begins with the prompt, the last turn."""
+        value = self._value(row, name)
+        if isinstance(value, list) and _is_dialogue(value):
+            asked = self._value(row, "prompt")
+            before = _turns(asked) if isinstance(asked, list) else [_user(str(asked))]
+            *begins, last = _dialogue(value, name)
+            if begins != before:
+                raise _BadRowError(f"{name} has turns before its last that are not the prompt")
+            value = last["content"]
+        return _reply(value, name, may_be_empty)
 
     def _split_dialogues(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with prompt, chosen and rejected apart; the dialogues differ in their last turn."""
@@ -471,17 +529,24 @@ def _reply(value: Any, name: str, may_be_empty: bool = False) -> str:
     if isinstance(value, dict):
         value = next((value[key] for key in ("content", "text", "value") if key in value), None)
     if not isinstance(value, str) or not (may_be_empty or value.strip()):
-        what = "no" if value is None else "an empty or unusable"
-        raise _BadRowError(f"{what} {name}")
+        if value is None:
+            raise _BadRowError(f"no {name}")
+        raise _BadRowError(f"an empty or unusable {name}, got {value!r:.40}")
     return _check_unicode(value)
 
 
-def _check_unicode(text: str) -> str:
-    """JSON can hold half a character (a lone surrogate), which no tokenizer accepts."""
+def half_character(text: str) -> str:
+    """Where a text has one (a lone surrogate, as JSON can hold), or ""; no tokenizer accepts it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _BadRowError(f"half a character at position {error.start}") from error
+        return f"half a character at position {error.start}"
+    return ""
+
+
+def _check_unicode(text: str) -> str:
+    if fault := half_character(text):
+        raise _BadRowError(fault)
     return text
 
 
@@ -556,6 +621,8 @@ def _finite(value: Any, name: str) -> float:
         number = float("inf")
     if number - number != 0:
         raise _BadRowError(f"{name} must be finite, got {value!r:.40}")
+    if abs(number) > LARGEST:
+        raise _BadRowError(f"{name} must lie within ±{LARGEST:g}, got {value!r:.40}")
     return number
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.golds import check_golds
+from zoo.data.left_out import LeftOut
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import (
     REQUIRED,
@@ -48,6 +50,14 @@ def check_reader_settings(
         )
 
 
+def check_heldout(name: str, value: str | None, kind: Kind) -> None:
+    if value is not None and kind is not Kind.prompts:
+        raise ValueError(
+            f"data.{name}={value} is read for data.kind=prompts alone, and data.kind={kind}: no "
+            f"row would be held out by it. Leave data.{name} out, or set data.kind=prompts."
+        )
+
+
 def wrong_kind(have: Kind, want: Kind, data: str) -> None:
     if have is not want:
         raise ConfigError(
@@ -69,6 +79,13 @@ def missing_golds(data: Any) -> str:
     others = sorted({name for prompt in data.prompts() for name in prompt.columns})
     if not others:
         return " Its prompts have no column answer, nor any other."
+    for kind in (Kind.pairs, Kind.rankings, Kind.labelled, Kind.examples):
+        own = REQUIRED[kind][1:]
+        if {*own} <= {*others}:
+            return (
+                f" Its rows have the columns prompt, {', '.join(own)}: set data.kind={kind} to "
+                "read them as such."
+            )
     near = (nearest("answer", others) or ["NAME"])[0]
     return (
         f" Its prompts have no column answer, but {', '.join(others)}. If one of them holds the "
@@ -121,7 +138,26 @@ def finish(
         check_golds(found, reader.source)
     else:
         found = without_duplicates(found, repr_of, reader.source)
+    if reader.kind is Kind.labelled:
+        _report_contradictions(found, reader.source)
     return tuple(found)
+
+
+def _report_contradictions(rows: list[LabelledCompletion], source: str) -> None:
+    first: dict[tuple[str, str], LabelledCompletion] = {}
+    both = []
+    for row in rows:
+        kept = first.setdefault((content_of(row.prompt), row.completion), row)
+        if kept.desirable != row.desirable:
+            both.append(f"{kept.prompt.id} and {row.prompt.id}")
+    if both:
+        more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
+        warnings.warn(
+            f"{source}: {len(both)} completions are labelled true and false alike "
+            f"({'; '.join(both[:3])}{more}). Both labels are trained on; take one of each out.",
+            LeftOut,
+            stacklevel=2,
+        )
 
 
 class Table:

@@ -118,7 +118,12 @@ class JsonLines:
         self._length = keep
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write `rows`; they reach the operating system before this returns (SIGKILL-safe)."""
+        """Write `rows`; they reach the operating system before this returns (SIGKILL-safe).
+
+        Raises:
+            RecordError: the disk is full, or the file is no longer the one that was opened.
+        """
+        self._check()
         data = "".join(dumps(row) + "\n" for row in rows).encode("ascii")
         written = 0
         try:
@@ -132,11 +137,31 @@ class JsonLines:
 
     def sync(self) -> int:
         """Bytes in the file, once they are on the disk (power-loss-safe)."""
+        self._check()
         try:
             os.fsync(self._file)
         except OSError as error:
             raise _refused(self.path, error) from error
         return self._length
+
+    def _check(self) -> None:
+        """Refuse a file that lost its name, or that somebody else wrote to."""
+        ours = os.fstat(self._file)
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
+            happened = "was deleted, moved or replaced"
+        elif ours.st_size != self._length:
+            happened = f"was altered (it has {ours.st_size} bytes, not {self._length})"
+        else:
+            return
+        raise RecordError(
+            f"{self.path} {happened} while the run was writing to it. The run stops, since what it "
+            "does from here on would not be recorded. Put the folder back as it was, or start anew "
+            "in another one (name=… or output=…)."
+        )
 
     def sha256(self) -> str:
         """Of all that was written; kept up line by line, so that no checkpoint reads the file."""

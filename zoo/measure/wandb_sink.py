@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import math
+import os
 import shutil
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ ROWS_OF_A_TABLE = 16
 TABLES = 50  # of a run, training completions and evaluation samples together
 CHARACTERS_OF_A_CELL = 2000
 ID_FILE = "wandb_id.txt"
+REPORTS = "WANDB_ERROR_REPORTING"
 
 Warn = Callable[[str, str], None]
 
@@ -63,6 +69,8 @@ class WandbSink:
         self.starts_empty = False
         if mode == "disabled":
             return
+        # wandb reports on itself, of offline runs too, and waits for a silent server to listen.
+        os.environ.setdefault(REPORTS, "false")
         with self._guard():
             import wandb  # half a second, and not needed when disabled
 
@@ -80,9 +88,11 @@ class WandbSink:
             if mode == "online":
                 self._run, failure = self._connect(run_id, common)
                 if failure:
+                    for empty in (run_dir / "wandb").glob(f"run-*-{run_id}"):
+                        shutil.rmtree(empty, ignore_errors=True)
                     run_id = _new_id(run_dir)  # wandb's process holds on to the one that failed
             if self._run is None:
-                self._run = wandb.init(mode="offline", id=run_id, **common)
+                self._run = self._offline(run_id, common)
             if failure:  # only now is it true that it logs offline
                 self._warn(
                     "wandb",
@@ -135,14 +145,30 @@ class WandbSink:
         """An online run and "", or None and what went wrong."""
         wandb, began = self._wandb, time.monotonic()
         try:
-            wandb.setup(settings=common["settings"])
+            made = wandb.setup(settings=common["settings"])
             if not _has_key(wandb):  # wandb would ask on the terminal and wait for an answer
                 raise ConnectionError("no API key is configured (`wandb login`)")
+            _ask(made.settings)
             return wandb.init(mode="online", id=run_id, resume="allow", **common), ""
         except Exception as error:
             waited = time.monotonic() - began >= 0.9 * SECONDS_TO_CONNECT
             within = f" within {SECONDS_TO_CONNECT:.0f} s" if waited else ""
             return None, f"did not connect{within} ({_short(error)})"
+
+    def _offline(self, run_id: str, common: Mapping[str, Any]) -> Any:
+        """An offline run; without WANDB_* where wandb refuses what they say, of a server mostly."""
+        start = partial(self._wandb.init, mode="offline", id=run_id, **common)
+        try:
+            return start()
+        except Exception:
+            names = [name for name in os.environ if name.startswith("WANDB_") and name != REPORTS]
+            if not names:
+                raise
+            theirs = {name: os.environ.pop(name) for name in names}
+            try:
+                return start()
+            finally:
+                os.environ.update(theirs)
 
     @contextlib.contextmanager
     def _guard(self):
@@ -179,6 +205,28 @@ def _settings(wandb: Any) -> Any:
     }
     known = wandb.Settings.model_fields  # they come and go between versions
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _ask(settings: Any) -> None:
+    """Refuse a server that takes calls and never answers: wandb would wait for it at the end, too.
+
+    Whatever else is wrong with it, wandb finds and says itself.
+
+    Raises:
+        TimeoutError: no answer in time.
+    """
+    if getattr(settings, "http_proxy", None) or getattr(settings, "https_proxy", None):
+        return  # wandb's own, which only wandb knows how to ask
+    late = TimeoutError(f"{settings.base_url} gives no answer")
+    try:
+        urllib.request.urlopen(settings.base_url, timeout=SECONDS_TO_CONNECT).close()
+    except urllib.error.URLError as error:  # an HTTPError is an answer
+        if isinstance(error.reason, TimeoutError):
+            raise late from None
+    except TimeoutError:
+        raise late from None
+    except (OSError, ValueError, http.client.HTTPException):
+        return
 
 
 def _has_key(wandb: Any) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,8 +134,8 @@ def with_fetched(config: ModelConfig) -> ModelConfig:
     return config
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to the model."""
+def load_tokenizer(config: ModelConfig, setting: str = "model.path") -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the model; `setting` is where that was given, for messages."""
     name = config.tokenizer or config.path
     if is_adapter(name) and not any(Path(str(name)).expanduser().glob("tokenizer*")):
         return load_tokenizer(adapter_base(config))  # peft itself saves none
@@ -144,7 +147,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = _from_gguf(AutoTokenizer, Path(name).expanduser())
     else:
         assert name is not None
-        setting = "model.path" if config.tokenizer is None else "model.tokenizer"
+        setting = setting if config.tokenizer is None else "model.tokenizer"
         tokenizer = from_hub(AutoTokenizer, name, config, setting)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
@@ -338,26 +341,62 @@ def from_hub(
     """`factory.from_pretrained` of a folder or a hub name; nothing is asked of an absent hub.
 
     Raises:
-        ConfigError: it could not be loaded; `setting` is what to change.
+        ConfigError: it could not be loaded, or its weights have other shapes than its config.json
+            says; `setting` is what to change.
     """
     path = Path(name).expanduser()
     local = path.exists()
+    if "output_loading_info" in options:
+        options["ignore_mismatched_sizes"] = True  # refused below, in one sentence
     try:
-        return factory.from_pretrained(
-            path if local else name,
-            revision=config.revision or "main",
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=local or not hub_reachable(),
-            **options,
-        )
+        with _no_table_of_refused_weights():
+            made = factory.from_pretrained(
+                path if local else name,
+                revision=config.revision or "main",
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=local or not hub_reachable(),
+                **options,
+            )
     except Exception as error:  # parsers let whatever they trip over through
         hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
         known = isinstance(error, OSError | ValueError | RuntimeError) and str(error).strip()
-        reason = str(error).strip().splitlines()[0] if known else repr(error)
+        reason = " ".join((str(error) if known else repr(error)).split())
+        what = "the tokenizer of model" if factory is AutoTokenizer else "model"
+        advice = f"Check the name and the network, give a local folder with {setting}=FOLDER{hint}"
+        if local:
+            files = [file for kind in ("*token*", "vocab*", "*.model") for file in path.glob(kind)]
+            if factory is AutoTokenizer and not files:
+                reason = "there are no files of one, such as tokenizer.json"
+            advice = f"Check that the folder is whole, or give another one with {setting}=FOLDER"
         raise ConfigError(
-            f"model {name!r} could not be loaded: {reason}\n"
-            f"Check the name and the network, give a local folder with {setting}=FOLDER{hint}."
+            f"{what} {name!r} could not be loaded: "
+            f"{reason if len(reason) <= 240 else reason[:239] + '…'}\n{advice}."
         ) from error
+    if "output_loading_info" in options and (unfit := sorted(made[1]["mismatched_keys"])):
+        weight, found, wanted = unfit[0]
+        more = f", and {len(unfit) - 1} more do not fit either" if len(unfit) > 1 else ""
+        raise ConfigError(
+            f"{setting}={name}: its weights do not fit its config.json, by which {weight} has the "
+            f"shape {list(wanted)} and not {list(found)}{more}. Give a folder whose config.json is "
+            "that of its weights."
+        )
+    return made
+
+
+@contextlib.contextmanager
+def _no_table_of_refused_weights() -> Iterator[None]:
+    """transformers prints one of weights that are missing or do not fit, which zoo refuses."""
+
+    def other(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or ("MISSING" not in text and "MISMATCH" not in text)
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 @functools.cache

@@ -202,9 +202,15 @@ def load_reward_model(config: ModelConfig) -> RewardModel:
     )
     fresh = sorted(facts["missing_keys"])
     if fresh:
+        body = any(name.startswith(f"{model.base_model_prefix}.") for name in fresh)
+        where = f"reward.path={config.path} has no weights for {', '.join(fresh[:3])}, so its"
+        if body:
+            raise ConfigError(
+                f"{where} scores would be random. Is the folder whole, and its config.json that of "
+                "its weights?"
+            )
         raise ConfigError(
-            f"{config.path} has no weights for {', '.join(fresh[:3])}, so its scores would be "
-            "random: it is a language model, not a reward model. Train one on it with "
-            "algorithm=reward_model, and name the folder reward_model/ of that run."
+            f"{where} scores would be random: it is a language model, not a reward model. Train "
+            "one on it with algorithm=reward_model, and name the folder reward_model/ of that run."
         )
     return RewardModel(model)

@@ -120,6 +120,7 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
                 f"{name}: {100 * truncated:.0f} % of the held-out completions were cut off by the "
                 "limit of new tokens; raise rollout.max_new_tokens."
             )
+        found += [f"{name}: {lost}: the file was cut after the run's end." for lost in _lost(run)]
         first, last = run.evaluation("guard", first=True), run.evaluation("guard")
         before = first.number("perplexity") if first is not None else None
         after = last.number("perplexity") if last is not None else None
@@ -132,6 +133,18 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
         if skipped:
             found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
     return found
+
+
+def _lost(run: Run) -> list[str]:
+    """What the summary of a finished run knows of, and its records do not."""
+    steps, lost = run.total("steps"), []
+    if run.metrics and steps is not None and run.step < steps:
+        lost.append(f"metrics.jsonl ends at step {run.step} of {steps:.0f}")
+    for name, scores in ((run.summary or {}).get("final") or {}).items():
+        last, step = run.evaluation(name), scores.get("step", 0)
+        if (last.step if last else 0) < step:
+            lost.append(f"evals.jsonl lacks the evaluation of {name} at step {step}")
+    return lost
 
 
 def _finished(arms: Sequence[Arm]) -> list[Run]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
+from zoo.data.left_out import LeftOut, heard
 from zoo.rewards.score import score
 from zoo.types import Completion, Prompt, Reward
 
@@ -100,7 +102,10 @@ def main(argv: Sequence[str]) -> int:
             )
     _check(settings)
     limit = int(settings["limit"]) if "limit" in settings else None
-    rows = list(read_labelled(Path(files[0]), settings, limit))
+    with heard() as said:
+        rows = list(read_labelled(Path(files[0]), settings, limit))
+    for message in said:
+        print(f"{message}\n")
     if not rows:
         raise ConfigError(
             f"{files[0]} holds no labelled answers: no line has a label "
@@ -151,7 +156,8 @@ def read_labelled(
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file. Give a JSONL file of labelled answers.")
-    made = 0
+    made = total = 0
+    bare: list[str] = []
     # What is no UTF-8 becomes a mark that is no JSON either, outside a text.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -163,11 +169,25 @@ def read_labelled(
                 raise ConfigError(f"{path}, line {number}: no JSON ({error}).") from None
             if not isinstance(row, dict):
                 raise ConfigError(f"{path}, line {number}: not an object.")
+            total += 1
+            before = made
             for name, part in _parts(row, settings):
                 yield _labelled(f"{number}{name}", row, part, settings, path)
                 made += 1
                 if limit is not None and made >= limit:
-                    return
+                    break
+            if made == before:
+                bare.append(str(number))
+            if limit is not None and made >= limit:
+                break
+    if bare and made:
+        more = f" and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
+        warnings.warn(
+            f"{path}: {len(bare)} of {total} rows have no label and are not audited (lines "
+            f"{', '.join(bare[:SHOWN])}{more}).",
+            LeftOut,
+            stacklevel=2,
+        )
 
 
 def _parts(

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.types import Completion, RewardOutput
+from zoo.types import Completion, Prompt, RewardOutput
 
 Scores = list[float | None]
 # Rewards become float32, and a group's deviation squares them: 1e19² is already infinite there.
@@ -22,7 +22,11 @@ class RewardError(ValueError):
 
 
 def check_scores(
-    values: Any, completions: Sequence[Completion], name: str, first_row: int = 0
+    values: Any,
+    completions: Sequence[Completion],
+    name: str,
+    rows: Sequence[int] = (),
+    prompts: Sequence[Prompt] = (),
 ) -> Scores:
     """One finite number or None for each completion, as plain floats.
 
@@ -33,7 +37,8 @@ def check_scores(
         values: [B] what the reward returned: a list, tuple, array or tensor.
         completions: [B] what it was asked about.
         name: of the reward or component, for the message.
-        first_row: the number of the first of them, for the message.
+        rows: [B] their numbers, for the message; default: from 0.
+        prompts: [B] theirs, for the message.
     Raises:
         RewardError: another length, or a value that is neither None nor a finite number of
             float32 (at most 1e18, so that its square is finite too).
@@ -50,14 +55,20 @@ def check_scores(
             f"reward {name} returned {len(values)} scores for {len(completions)} completions. "
             "Return exactly one for each, None where a completion cannot be scored."
         )
+    numbers = rows or range(len(completions))
+    asked = [f" to prompt {prompt.id}" for prompt in prompts] or [""] * len(completions)
     return [
-        _number(value, row, completion.text, name)
-        for row, (value, completion) in enumerate(zip(values, completions, strict=True), first_row)
+        _number(value, row, completion.text, prompt, name)
+        for row, value, completion, prompt in zip(numbers, values, completions, asked, strict=True)
     ]
 
 
 def check_output(
-    output: Any, completions: Sequence[Completion], name: str, first_row: int = 0
+    output: Any,
+    completions: Sequence[Completion],
+    name: str,
+    rows: Sequence[int] = (),
+    prompts: Sequence[Prompt] = (),
 ) -> RewardOutput:
     """A reward's whole output: totals, components and reasons, one for each completion.
 
@@ -65,7 +76,8 @@ def check_output(
         output: what it returned.
         completions: [B] what it was asked about.
         name: of the reward, for the message.
-        first_row: the number of the first completion, for the message.
+        rows: [B] the completions' numbers, for the message; default: from 0.
+        prompts: [B] theirs, for the message.
     Raises:
         RewardError: not a RewardOutput, or any list of it is wrong (see `check_scores`).
         ConfigError: a component has a reserved name.
@@ -98,16 +110,16 @@ def check_output(
             'Give one text for each ("" for none), or none at all.'
         )
     return RewardOutput(
-        total=check_scores(output.total, completions, name, first_row),
+        total=check_scores(output.total, completions, name, rows, prompts),
         components={
-            str(key): check_scores(values, completions, f"{name}/{key}", first_row)
+            str(key): check_scores(values, completions, f"{name}/{key}", rows, prompts)
             for key, values in output.components.items()
         },
         reasons=list(reasons),
     )
 
 
-def _number(value: Any, row: int, text: str, name: str) -> float | None:
+def _number(value: Any, row: int, text: str, prompt: str, name: str) -> float | None:
     if value is None:
         return None
     if hasattr(value, "item") and getattr(value, "size", 1) != 0:  # a scalar of numpy or torch
@@ -120,7 +132,7 @@ def _number(value: Any, row: int, text: str, name: str) -> float | None:
                 return number
     raise RewardError(
         f"reward {name} gave {_short(value)} ({type(value).__name__}) to row {row}, whose text is "
-        f"{_short(text)}. Return a finite number (at most {LARGEST:g}), or None where it "
+        f"{_short(text)}{prompt}. Return a finite number (at most {LARGEST:g}), or None where it "
         "cannot be scored."
     )
 

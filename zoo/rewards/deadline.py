@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+given_up: list[str] = []  # calls whose own threads may go on for ever
+
 # Seconds beyond the deadline after which a call that no signal reaches ends the whole process.
 GRACE_SECONDS = 60.0
 LONGEST_SECONDS = 1e8  # three years: what a timer of every system can be set to
@@ -82,7 +84,7 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
     except Alarm as alarm:
         if alarm not in alarms:
             raise
-        raise LateError(f"no answer after {seconds:g} s ({alarm.where})") from None
+        raise _late(f"no answer after {seconds:g} s ({alarm.where})") from None
     finally:
         over = True  # again: the alarm may have come as the first thing of the `finally` above
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -92,6 +94,11 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
         if outer > 0:  # the time that has passed counts for the deadline around it, too
             left = outer - (time.monotonic() - began)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), every)
+
+
+def _late(text: str) -> LateError:
+    given_up.append(text)
+    return LateError(text)
 
 
 def _place(frame: FrameType | None) -> str:
@@ -120,7 +127,7 @@ def _in_thread(seconds: float, function: Callable[..., T], arguments: dict[str, 
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise LateError(f"no answer after {seconds:g} s")
+        raise _late(f"no answer after {seconds:g} s")
     if raised:
         raise raised[0]
     return returned[0]

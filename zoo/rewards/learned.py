@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.config import ConfigError, ModelConfig
+from zoo.data.rows import expanded
 from zoo.data.tokenize import encode_completions, stop_token_ids, tokenize_prompts
 from zoo.types import Completion, Prompt, RewardOutput
 
@@ -70,7 +70,7 @@ class Learned:
     def _check_folder(self) -> None:
         from zoo.models.loading import looks_local
 
-        folder = Path(self.path).expanduser()
+        folder = expanded(self.path, "reward.path")
         if not folder.exists():
             if looks_local(self.path):
                 raise ConfigError(
@@ -109,7 +109,7 @@ class Learned:
             trust_remote_code=self.trust_remote_code,
         )
         model = load_reward_model(source).requires_grad_(False).eval()
-        tokenizer: Any = load_tokenizer(source)
+        tokenizer: Any = load_tokenizer(source, "reward.path")
         size = model.model.get_input_embeddings().weight.shape[0]  # pyright: ignore
         if len(tokenizer) > size:
             raise ConfigError(

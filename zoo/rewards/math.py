@@ -120,7 +120,7 @@ def check_gold(gold: str, style: str = "math") -> str | None:
     for completion in (f"The answer is $\\boxed{{{answer}}}$.", f"#### {answer}"):
         verdict = verify(completion, gold, style)
         if verdict.score != 1.0:
-            return f"{verdict.reason.value}: read as {verdict.answer!r}"
+            return f"{verdict.reason.value}: read as {verdict.answer!r:.60}"
     return None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +37,7 @@ def score(
     completions: Sequence[Completion],
     patience: Patience = PATIENCE,
     name: str = "",
+    rows: Sequence[int] = (),
 ) -> RewardOutput:
     """The checked output of `reward` for B completions of B prompts.
 
@@ -47,6 +50,7 @@ def score(
         completions: [B].
         patience: its time, and what a failure means.
         name: of the reward in messages; default: its label, or its class.
+        rows: [B] their numbers in messages; default: from 0.
     Raises:
         RewardError: the reward raised, did not come back in time, or its output is not one number
             or None for each completion; names the reward, the row and its text.
@@ -54,7 +58,8 @@ def score(
     """
     name = name or getattr(reward, "label", "") or getattr(reward, "__name__", "")
     name = name or type(reward).__name__
-    asked = _Asked(reward, list(prompts), list(completions), name, patience)
+    rows = rows or range(len(completions))
+    asked = _Asked(reward, list(prompts), list(completions), name, patience, rows)
     try:
         return asked.about(0, len(completions))
     except BaseException as error:  # SystemExit, CancelledError, …: its failure, not the run's end
@@ -79,18 +84,26 @@ class _Asked:
     completions: list[Completion]
     name: str
     patience: Patience
+    rows: Sequence[int]
 
     def about(self, start: int, end: int) -> RewardOutput:
-        import torch  # here, not at the top: rewards are chosen before it is needed
-
-        prompts, completions = self.prompts[start:end], self.completions[start:end]
-        gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-        try:
+        # Copies: what it writes into a row's columns is not for the next step to read.
+        prompts = [replace(p, columns=dict(p.columns)) for p in self.prompts[start:end]]
+        completions = self.completions[start:end]
+        with _settings_of_torch():
             output = within(self.patience.seconds, lambda: self.reward(prompts, completions), {})
-        finally:  # a reward may change them for itself, not for training
-            torch.set_grad_enabled(gradients)
-            torch.set_default_dtype(dtype)
-        return check_output(output, self.completions[start:end], self.name, first_row=start)
+        self._refuse_async(output)
+        rows, asked = self.rows[start:end], self.prompts[start:end]
+        return check_output(output, self.completions[start:end], self.name, rows, asked)
+
+    def _refuse_async(self, output: Any) -> None:
+        for one in (output, getattr(output, "total", None)):
+            if inspect.isawaitable(one):
+                getattr(one, "close", lambda: None)()  # or Python warns that nobody awaited it
+                raise ConfigError(
+                    f"reward {self.name} is async, and zoo calls rewards as plain functions. Make "
+                    "it one that waits itself: def score(…): return asyncio.run(asks(…))."
+                )
 
     def row_by_row(self, error: BaseException, stops: bool) -> RewardOutput:
         seconds = self.patience.seconds
@@ -128,13 +141,44 @@ class _Asked:
             rows = f"on {len(self.completions)} rows together, the first of which is {first[:80]!r}"
         else:
             rows = (
-                f"at row {row} (prompt {self.prompts[row].id}), whose text is "
+                f"at row {self.rows[row]} (prompt {self.prompts[row].id}), whose text is "
                 f"{self.completions[row].text[:80]!r}"
             )
         return (
             f"reward {self.name} {what} {rows}. Correct it, return None for what cannot be scored, "
             "or set train.reward_on_error=abstain."
         ) + (" train.reward_timeout is its time." if isinstance(failure, LateError) else "")
+
+
+@contextmanager
+def _settings_of_torch() -> Iterator[None]:
+    """Sets them back at the end: a reward may change them for itself, not for training."""
+    import torch  # here, not at the top: rewards are chosen before it is needed
+
+    def precision() -> str | None:
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # set by its newer, finer names
+            return None
+
+    def set_device(device: torch.device) -> None:
+        torch.set_default_device(None if device.type == "cpu" else device)
+
+    settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_default_device, set_device),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (precision, torch.set_float32_matmul_precision),
+    ]
+    before = [get() for get, _ in settings]
+    try:
+        yield
+    finally:
+        for (get, put), value in zip(settings, before, strict=True):
+            if value is not None and get() != value:
+                put(value)
 
 
 def _goes_through(error: BaseException) -> bool:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zoo.data.cache import locked, written_aside
-from zoo.rewards.score import PATIENCE, Patience, score
+from zoo.rewards.score import FAILED, PATIENCE, Patience, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
 from zoo.types import Completion, LabelledCompletion, PreferencePair, Prompt, Reward
 
-COSTS = ("completions", "tokens_prompt", "tokens_generated", "seconds")  # of a PairSet
+# Of a PairSet: its costs, and how many completions the reward left unscored.
+COUNTS = ("completions", "tokens_prompt", "tokens_generated", "seconds", "unscored", "failed")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class PairSet:
     tokens_generated: int
     seconds: float
     labelled: list[LabelledCompletion] = field(default_factory=list)
+    unscored: int = 0  # completions without a score, those on which the reward failed included
+    failed: int = 0
 
 
 def pair_up(
@@ -128,7 +131,7 @@ def sample_pairs(
     started = time.perf_counter()
     pairs: list[PreferencePair] = []
     labelled: list[LabelledCompletion] = []
-    tokens_prompt = tokens_generated = 0
+    tokens_prompt = tokens_generated = unscored = failed = 0
     step = 0
     while order.position < budget:
         step += 1
@@ -142,7 +145,10 @@ def sample_pairs(
         )
         rows = [p for p in chosen for _ in range(group_size)]
         flat = [c for group in made for c in group]
-        scores = score(reward, rows, flat, patience).total
+        output = score(reward, rows, flat, patience)
+        scores = output.total
+        unscored += scores.count(None)
+        failed += list(output.reasons).count(FAILED)
         for i, prompt in enumerate(chosen):
             own = slice(i * group_size, (i + 1) * group_size)
             if labels:
@@ -162,6 +168,8 @@ def sample_pairs(
         tokens_generated,
         time.perf_counter() - started,
         labelled,
+        unscored,
+        failed,
     )
 
 
@@ -177,10 +185,11 @@ def cached_pairs(
     file = folder / f"{name}.jsonl"
     with locked(file):
         found = _read(file, {p.id: p for p in prompts})
-        if found is not None:
+        if found is not None and (found.pairs or found.labelled):
             return found
         made = make()
-        _write(file, made, key)
+        if made.pairs or made.labelled:  # of none the reward is at fault, and may be mended
+            _write(file, made, key)
         return made
 
 
@@ -210,8 +219,8 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
         for row in made.labelled
     ]
     body = "\n".join(lines)
-    costs = {name: getattr(made, name) for name in COSTS}
-    head = {"key": key, **costs, "sha256": _digest(costs, body)}
+    counts = {name: getattr(made, name) for name in COUNTS}
+    head = {"key": key, **counts, "sha256": _digest(counts, body)}
     with written_aside(file) as temporary, temporary.open("w", encoding="utf-8") as out:
         out.write(json.dumps(head, default=str) + "\n" + body)
         out.flush()
@@ -224,8 +233,8 @@ def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
     try:
         head_line, _, body = file.read_text(encoding="utf-8").partition("\n")
         head = json.loads(head_line)
-        costs = {name: head[name] for name in COSTS}
-        if _digest(costs, body) != head["sha256"]:
+        counts = {name: head[name] for name in COUNTS}
+        if _digest(counts, body) != head["sha256"]:
             return None
         rows = [json.loads(line) for line in body.splitlines()]
         pairs = [
@@ -252,8 +261,8 @@ def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return PairSet(pairs, **costs, labelled=labelled)
+    return PairSet(pairs, **counts, labelled=labelled)
 
 
-def _digest(costs: dict[str, float], body: str) -> str:
-    return hashlib.sha256((json.dumps(costs) + body).encode()).hexdigest()
+def _digest(counts: dict[str, float], body: str) -> str:
+    return hashlib.sha256((json.dumps(counts) + body).encode()).hexdigest()

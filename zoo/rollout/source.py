@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -224,6 +225,15 @@ def _describe(
     for name, count in _kinds_of_dead(dead.dead, reasons, scores.total, batch.group_size).items():
         pool.add(f"groups/{name}", float(count), batch.n_groups)
     pool.add("groups/dead", float(dead.dead.sum()), batch.n_groups)
+    size = batch.group_size
+    for index in dead.dead.nonzero().flatten().tolist():
+        if len({*scores.total[index * size : (index + 1) * size]} - {None}) > 1:
+            warnings.warn(
+                "the rewards of a group differ by so little for their size (as 1e8 and 1e8 + 1 do) "
+                "that they are equal in float32, in which training holds them: the group teaches "
+                "nothing. Take from the reward what all completions get, or scale what differs.",
+                stacklevel=2,
+            )
     by_group = torch.tensor(lengths).view(-1, batch.group_size).sum(1)
     result.tokens_prompt += sum(len(p.token_ids) for p in rows[:: batch.group_size])
     result.tokens_generated += sum(lengths)

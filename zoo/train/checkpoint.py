@@ -82,6 +82,7 @@ def save_checkpoint(
         "state": state,
     }
     try:
+        folder.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone stays gone
         remove(temporary)
         _write(temporary, tensors, facts)
         remove(replaced)
@@ -108,7 +109,7 @@ def _name(step: int) -> str:
 
 
 def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir()
     files = {}
     for name, value in tensors.items():
         path = folder / f"{name}.pt"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -12,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError, RunConfig
+from zoo.identity import CODE_KEYS, identity
 from zoo.instantiate import locate, resolved
 
 RECORD = "inputs.json"  # in a run's folder
 GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
+FOLDER_KEYS = ("path", "gsm8k", "tokenizer", "critic")
 NOTES = (".md", ".log")  # files of a folder that no run reads
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
@@ -36,7 +37,7 @@ def record(config: RunConfig) -> Record:
     for group in GROUPS:
         for setting, value in _strings(values.get(group), group):
             key = setting.rsplit(".", 1)[-1]
-            if key in ("_target_", "fn"):
+            if key in CODE_KEYS:
                 code |= _source(setting, value)
             else:
                 files |= _hashes(setting, key, value)
@@ -88,10 +89,9 @@ def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:
 def _source(setting: str, name: str) -> dict[str, str]:
     if name.startswith("zoo."):  # the commit in meta.json tells
         return {}
-    # Code without a source, or whose import fails, is somebody else's error to name.
-    with contextlib.suppress(ConfigError, OSError, TypeError):
-        text = inspect.getsource(locate(name))
-        return {f"{setting}={name}": _short(hashlib.sha256(text.encode()))}
+    # Code whose import fails is somebody else's error to name.
+    with contextlib.suppress(ConfigError):
+        return {f"{setting}={name}": identity(locate(name))}
     return {}
 
 
@@ -100,8 +100,8 @@ def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
     # A text that is no path, or a file that nobody may read, is told by its reader.
     with contextlib.suppress(OSError, ValueError):
         path = Path(value).expanduser()
-        # A plain word is a folder's name only where a path is asked for: data=gsm8k is none.
-        if path.is_dir() and ("/" in value or key.endswith("path")):
+        # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
+        if path.is_dir() and ("/" in value or key.endswith(FOLDER_KEYS)):
             for file in sorted(path.iterdir()):
                 if file.is_file() and not file.name.startswith(".") and file.suffix not in NOTES:
                     found[f"{setting}: {file.name}"] = _file_hash(file)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from zoo.algorithms.base import checked_state
+from zoo.algorithms.base import checked_batch, checked_state
 from zoo.batch import Batch
 from zoo.build import Run
-from zoo.distributed import rank
+from zoo.distributed import gathered, rank
 from zoo.seeds import drawing_from, torch_generator
 from zoo.train.gradients import Gradients
 from zoo.train.metrics import Pool
@@ -38,10 +38,13 @@ def train(run: Run, session: Session) -> None:
                 with run.timer("prepare"), memory.phase("prepare"), session.interrupt.at_once():
                     models.gradients = only_gradients(run)
                     batch = algorithm.prepare(batch, models)  # (3) baseline  (4) advantages
+                    batch = checked_batch(algorithm, batch)
                 with run.timer("update"), memory.phase("update"):
                     for minibatch in minibatches(batch, run, step):
                         done = _update(minibatch, run, session, pool, step)  # (5) loss  (6) price
-                        if algorithm.enough(done.metrics):  # such as too far from the sampler
+                        # Such as too far from the sampler. Metrics are the same on every process;
+                        # what a stranger makes of them need not be.
+                        if any(gathered(bool(algorithm.enough(done.metrics)))):
                             pool.add("stopped_early", 1.0)
                             break
                 sampled.batch = batch

@@ -9,11 +9,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir
 from zoo.train.inputs import RECORD, altered, record
+from zoo.train.lock import FolderLock
 
 
 def run(config: RunConfig) -> dict[str, Any]:
@@ -45,22 +44,12 @@ def run(config: RunConfig) -> dict[str, Any]:
 
     accelerator = make_accelerator(config)
     check(config)
-    lock = FileLock(str(output_folder(folder) / ".lock"))
+    lock = FolderLock(output_folder(folder))
     if is_main():
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(
-                f"another process is running in {folder}. Wait for it, or use another seed, name "
-                "or output."
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{lock.lock_file} cannot be locked: {error}. Delete it, or choose another output."
-            ) from error
+        lock.acquire()
     barrier()
     try:
-        return _train(config, folder, identity, accelerator)
+        return _train(config, folder, identity, accelerator, lock)
     except KeyboardInterrupt as stop:
         if config.resume is Resume.never:
             raise KeyboardInterrupt(f"{stop} It goes on with resume=auto.".strip()) from None
@@ -136,7 +125,9 @@ def _facts(path: Path, way_out: str) -> dict[str, Any]:
     return found
 
 
-def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> dict[str, Any]:
+def _train(
+    config: RunConfig, folder: Path, identity: str, accelerator: Any, lock: FolderLock
+) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from zoo.build import build
@@ -156,11 +147,17 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
         config.seed,
         lambda manifest: offsets_problem(folder, manifest),
     )
-    if checkpoint is None and config.resume is Resume.must:
-        reasons = "".join(f"\n  {line}" for line in refused)
+    if checkpoint is None and refused:  # to start anew in its place would lose what is there
+        reasons = "".join(f"\n  {line.replace(f'{folder}/', '')}" for line in refused[:2])
+        reasons += "\n  …" if len(refused) > 2 else ""
         raise ConfigError(
-            f"resume=must, but {folder} has no good checkpoint.{reasons}\n"
-            "Use resume=auto to start anew."
+            f"{folder} has checkpoints, but no good one, so the run cannot go on:{reasons}\n"
+            "Restore what they lack from a copy, or start anew: with another name or output, or "
+            "here, by moving checkpoints/ away (the records are then written anew)."
+        )
+    if checkpoint is None and config.resume is Resume.must:
+        raise ConfigError(
+            f"resume=must, but {folder} has no good checkpoint. Use resume=auto to start anew."
         )
     found = altered(folder, config) if checkpoint else {"files": {}, "code": {}}
     for what, hashes in found["files"].items():
@@ -203,7 +200,9 @@ def _train(config: RunConfig, folder: Path, identity: str, accelerator: Any) -> 
                 )
             with memory.phase("load"):
                 parts = build(config, accelerator, recorder.display.task)
-            session = Session(parts, folder, recorder, memory, identity, checkpoint, interrupt)
+            session = Session(
+                parts, folder, recorder, memory, identity, checkpoint, interrupt, lock.check
+            )
             interrupt.begin()
             if checkpoint is None:  # a resumed run has them among its warnings
                 for kind, message in parts.notes:

@@ -59,6 +59,7 @@ class Session:
         config_hash: str,
         checkpoint: Checkpoint | None,
         interrupt: Interrupt | None = None,
+        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self.run = run
         self.folder = folder
@@ -66,6 +67,7 @@ class Session:
         self.memory = memory
         self.config_hash = config_hash
         self.interrupt = interrupt or Interrupt()
+        self._check_lock = check_lock
         self.progress = Progress()
         self._saved: list[int] = []  # the steps that have checkpoints
         self.components: dict[str, dict[str, int]] = {}
@@ -98,6 +100,7 @@ class Session:
 
         Raises:
             KeyboardInterrupt: the run was asked to end.
+            RecordError: the folder is no longer this process's own.
         """
         total = self.run.config.train.steps
         if self.progress.owes_evaluation:
@@ -105,6 +108,7 @@ class Session:
         while self.progress.step < (self.progress.stop_step or total):
             if self.interrupt.due():
                 raise KeyboardInterrupt
+            self._check_lock()
             yield self.progress.step + 1
 
     @contextmanager
@@ -315,6 +319,7 @@ class Session:
         """
         run = self.run
         self._check_weights()
+        self._check_lock()
         with run.timer("checkpoint"):
             if is_main():
                 tensors: dict[str, Any] = {}
@@ -415,6 +420,18 @@ class Session:
         self.progress.completions = made.completions
         self.progress.seconds = made.seconds
         self.progress.phases["pairs"] = made.seconds
+        if made.failed:
+            self.recorder.warning(
+                "reward_failed",
+                f"the reward failed on {made.failed} of the {made.completions} completions that "
+                "were sampled for training, which are left out (train.reward_on_error=abstain).",
+            )
+        if made.unscored > made.completions / 2:
+            self.recorder.warning(
+                "abstained",
+                f"the reward could not score {made.unscored} of the {made.completions} completions "
+                "that were sampled for training, which are left out.",
+            )
         if is_main():
             lengths = [made.tokens_generated], [made.tokens_prompt]
             self.progress.flops = float(
@@ -441,6 +458,7 @@ class Session:
         if probes := self._probe():
             summary["memory"] = {"size": sizes(record["components"]), **probes[-1]}
             summary.get("seconds", {})["probe"] = time.perf_counter() - started
+        self._check_lock()
         self.recorder.memory({**record, "probes": probes})
         self.recorder.summary(summary)
         self.interrupt.finished = True
@@ -477,6 +495,10 @@ class Session:
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
         judged = "held-out " if len(words) > 1 else ""
         table = f"{text(summary['memory'])}\n" if "memory" in summary else ""
+        refused = summary["skipped_updates"]
+        if summary["steps"] and refused == summary["updates"]:
+            why = f"all {refused} were refused" if refused else "no step carried a signal"
+            judged = f"without one update of the weights ({why}), {judged}"
         return f"finished: {judged}{', '.join(words)}\n{table}{self.folder}"
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
