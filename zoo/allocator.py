@@ -10,11 +10,6 @@ import sys
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 NEVER = 2**31 - 1
 
-FREE = 2**29  # bytes that may lie free from one phase to the next; a small model's all fit
-
-_kept = False  # whether freed memory stays with this process
-
-
 def keep_freed_memory() -> bool:
     """Have glibc keep freed memory for the next step; whether it does.
 
@@ -31,38 +26,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    global _kept
-    _kept = bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, NEVER))
-    return _kept
-
-
-def return_freed_memory() -> None:
-    """Give back what `keep_freed_memory` has kept, for a phase whose sizes are others.
-
-    What sampling leaves free fits what training asks for badly, and would stand beside it. Up to
-    half a gigabyte stays: to map that anew costs a small model more than it holds.
-    """
-    if _kept and _free() > FREE:
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`; `fordblks` are the free bytes of all arenas."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-            "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def _free() -> int:
-    """Bytes that this process has freed and kept; a glibc before 2.33 cannot say: all too many."""
-    try:
-        ask = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
-        return FREE + 1
-    ask.restype = _Mallinfo
-    return ask().fordblks
+    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, NEVER))

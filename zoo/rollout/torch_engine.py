@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from zoo.allocator import return_freed_memory
 from zoo.measure.meter import CACHE, mark
 from zoo.models.twin import Casts, Twin
 from zoo.rollout.decoding import BlockDecoding, PlainDecoding, cache_argument, cache_tensors
@@ -143,7 +142,6 @@ class _Decoder:
         with torch.no_grad():
             made = self._decode([prompts[i] for i in order], [keys[i] for i in order], n, sampling)
         self._model.train(training)
-        return_freed_memory()
         results: list[list[Completion]] = [[] for _ in prompts]
         for i, completions in zip(order, made, strict=True):
             results[i] = completions
