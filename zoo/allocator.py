@@ -10,6 +10,7 @@ import sys
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 NEVER = 2**31 - 1
 
+
 def keep_freed_memory() -> bool:
     """Have glibc keep freed memory for the next step; whether it does.
 
