@@ -7,8 +7,9 @@
 
 V_t is the value of the prefix before token t. After a completion that stopped by itself the value
 is 0; after one that the length limit cut, `truncation=bootstrap` takes the critic's own V(s_T) and
-`terminal` takes 0. The policy term is backpropagated before the critic's forward: their
-activations never exist together.
+`terminal` takes 0. Policy and critic are backpropagated one after the other: their activations
+never exist together. With one update a step V_old is V, so a single pass of the critic reads the
+values for GAE and learns from them, micro-batch by micro-batch.
 
 With `kl_target` β steers itself: after each step, from the step's mean KL a completion,
 β ← β (1 + clip((KL − target)/target, ±0.2) / horizon); β is state, logged as state/kl_coef and

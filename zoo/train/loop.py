@@ -36,9 +36,7 @@ def train(run: Run, session: Session) -> None:
             if sampled.batch is not None:
                 batch = sampled.batch.to(run.accelerator.device)
                 with run.timer("prepare"), memory.phase("prepare"), session.interrupt.at_once():
-                    models.gradients = only_gradients(run)
-                    batch = algorithm.prepare(batch, models)  # (3) baseline  (4) advantages
-                    batch = checked_batch(algorithm, batch)
+                    batch = prepared(batch, run)  # (3) baseline  (4) advantages
                 with run.timer("update"), memory.phase("update"):
                     for minibatch in minibatches(batch, run, step):
                         done = _update(minibatch, run, session, pool, step)  # (5) loss  (6) price
@@ -57,7 +55,13 @@ def train(run: Run, session: Session) -> None:
         session.checkpoint_if_due(step)
 
 
-def only_gradients(run: Run) -> Gradients | None:
+def prepared(batch: Batch, run: Run) -> Batch:
+    """What the algorithm makes of a batch, checked; the step's only update may begin in it."""
+    run.models.gradients = _only_gradients(run)
+    return checked_batch(run.algorithm, run.algorithm.prepare(batch, run.models))
+
+
+def _only_gradients(run: Run) -> Gradients | None:
     """Gradients of a step's update that `prepare` may add to already; None where it may not.
 
     With several updates those to come read other weights, and adapters with dropout read other

@@ -9,7 +9,7 @@ from zoo.build import Run
 from zoo.distributed import gathered
 from zoo.measure.meter import TensorMeter
 from zoo.train.figures import SAMPLER, components, sampler_copies
-from zoo.train.loop import minibatches, only_gradients
+from zoo.train.loop import minibatches, prepared
 from zoo.train.metrics import Pool
 from zoo.train.update import update
 
@@ -55,8 +55,7 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
             batch = run.source.fullest(run.config.train.steps)
             batch = batch.to(run.accelerator.device)
         with phase("prepare"):
-            run.models.gradients = only_gradients(run)
-            batch = run.algorithm.prepare(batch, run.models)
+            batch = prepared(batch, run)
         with phase("update"):
             for minibatch in minibatches(batch, run, step):
                 update(
