@@ -196,6 +196,8 @@ def _alternate(workers: Sequence[Worker], steps: int) -> dict[str, Any]:
             made = worker.step()
             if turn:
                 found[worker.contender.name]["steps"].append(made)
+            else:
+                found[worker.contender.name]["first"] = made
         shares.append(others_share(0.3))
         print(f"    {turn}/{steps}", *(_shown(n, f) for n, f in found.items()), flush=True)
     return {"contenders": found, "others": round(sorted(shares)[len(shares) // 2], 3)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +391,33 @@ def _write_gguf(gguf: Any, model: Any, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+# --- halfway between two numbers of the arithmetic ------------------------------------------------
+
+
+def test_weights_from_float16_are_told_to_jump_in_bfloat16(tmp_path: Path) -> None:
+    def trained(dtype: torch.dtype, **changes: Any) -> list[str]:
+        model = load_model(scratch(), 0)
+        model.to(dtype).float().save_pretrained(tmp_path / str(dtype))
+        start = ModelConfig(path=str(tmp_path / str(dtype)), tokenizer="arithmetic", **changes)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            load_trained(start)
+        return [str(one.message) for one in told if "halfway" in str(one.message)]
+
+    # 11 bits of precision against 8: of the three lost ones, 100 is a tie, one of eight
+    (message,) = trained(torch.float16, compute_dtype="bfloat16")
+    assert re.match("1[23]% of the weights of model.path=", message)
+    assert trained(torch.float16) == []
+    for dtype in (torch.float32, torch.bfloat16):  # ties in 2¹⁶, and none
+        assert trained(dtype, compute_dtype="bfloat16") == []
+
+
+def test_half_the_ties_move_by_a_whole_step_of_bfloat16() -> None:
+    weights = torch.randn(4096, generator=torch.Generator().manual_seed(0)).half().float()
+    ties = weights.view(torch.int32) & 0xFFFF == 0x8000
+    raised = weights + 1e-6 * weights.abs().clamp_min(1e-3)
+    moved = (raised.bfloat16().float() - weights.bfloat16().float()) / weights.abs()
+    share = (moved[ties] > 2**-9).float().mean()
+    assert 0.4 < share < 0.6 and float(moved[~ties].abs().max()) == 0

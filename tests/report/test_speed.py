@@ -79,6 +79,10 @@ def test_other_work_is_told_from_the_same_work() -> None:
     dpo = {what: ok for _, what, ok in agreement({"dpo-W1-natural": record("dpo-W1-natural")})}
     assert dpo["TRL: loss 0.7000 and 0.7000"]
     assert not dpo["TRL: grad_norm 1.0000 and 1.3000"]
+    first = record("dpo-W2-natural")  # zoo's loss before its first update, whatever came after
+    first["contenders"]["zoo"]["first"] = {"loss": 0.69, "grad_norm": 1.3}
+    dpo = {what: ok for _, what, ok in agreement({"dpo-W2-natural": first})}
+    assert dpo["TRL: loss 0.6900 and 0.7000"] and dpo["TRL: grad_norm 1.3000 and 1.3000"]
     other = record("grpo-W1-fixed")
     for step in other["contenders"]["zoo"]["steps"]:
         step["tokens_generated"] = 60
