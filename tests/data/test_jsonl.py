@@ -220,6 +220,17 @@ def test_labels_that_contradict_are_counted_and_named(tmp_path):
     )
 
 
+def test_pairs_that_contradict_are_counted_and_named(tmp_path):
+    sides = [("a", "b"), ("b", "c"), ("b", "a"), ("c", "a")]  # a circle is no contradiction of two
+    rows = [{"prompt": "Q", "chosen": one, "rejected": other} for one, other in sides]
+    rows.append({"prompt": "another", "chosen": "b", "rejected": "a"})
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.warns(UserWarning) as caught:
+        assert len(JSONL(path=path, kind=Kind.pairs).pairs()) == 5
+    (told,) = (str(one.message) for one in caught)
+    assert told.startswith("a.jsonl: 1 pairs are there both ways round (a.jsonl:1 and a.jsonl:3).")
+
+
 LABELS = [("a", True), ("b", False), ("a", False), ("c", True)]
 
 

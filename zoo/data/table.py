@@ -138,23 +138,36 @@ def finish(
         check_golds(found, reader.source)
     else:
         found = without_duplicates(found, repr_of, reader.source)
-    if reader.kind is Kind.labelled:
+    if reader.kind in (Kind.labelled, Kind.pairs):
         _report_contradictions(found, reader.source)
     return tuple(found)
 
 
-def _report_contradictions(rows: list[LabelledCompletion], source: str) -> None:
-    first: dict[tuple[str, str], LabelledCompletion] = {}
+def _report_contradictions(
+    rows: list[LabelledCompletion] | list[PreferencePair], source: str
+) -> None:
+    """Say what is preferred to itself the other way round, or labelled true and false."""
+    first: dict[Any, tuple[Any, str]] = {}  # what is judged → the verdict and the row
     both = []
     for row in rows:
-        kept = first.setdefault((content_of(row.prompt), row.completion), row)
-        if kept.desirable != row.desirable:
-            both.append(f"{kept.prompt.id} and {row.prompt.id}")
+        if isinstance(row, PreferencePair):
+            judged, verdict = frozenset((row.chosen, row.rejected)), row.chosen
+        else:
+            judged, verdict = row.completion, row.desirable
+        said, kept = first.setdefault((content_of(row.prompt), judged), (verdict, row.prompt.id))
+        if said != verdict:
+            both.append(f"{kept} and {row.prompt.id}")
     if both:
         more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
+        pairs = isinstance(rows[0], PreferencePair)
+        what = (
+            "pairs are there both ways round"
+            if pairs
+            else "completions are labelled true and false alike"
+        )
         warnings.warn(
-            f"{source}: {len(both)} completions are labelled true and false alike "
-            f"({'; '.join(both[:3])}{more}). Both labels are trained on; take one of each out.",
+            f"{source}: {len(both)} {what} ({'; '.join(both[:3])}{more}). Both are trained on; "
+            "take one of each out.",
             LeftOut,
             stacklevel=2,
         )
