@@ -174,3 +174,23 @@ def test_the_failure_of_one_process_ends_all_with_its_message(
     assert time.monotonic() - began < 90  # not the half hour that a collective waits
     errors = [path.read_text() for path in folder_of(tmp_path).glob("error*.txt")]
     assert any(recorded in error for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("seed", "seed is 1 there and 0 on process 0"),
+        ("algorithm.kl_coef", "algorithm.kl_coef is 1.0 there and 0.0 on process 0"),
+    ],
+)
+def test_processes_that_were_started_for_different_runs_are_refused(
+    setting: str, message: str, tmp_path: Path
+) -> None:
+    job = {"output": str(tmp_path / "out"), "overrides": [f"{setting}=<rank>", *ONE_STEP]}
+    (tmp_path / "jobs.json").write_text(json.dumps([job]))
+    done = torchrun("tests.e2e.two", str(tmp_path / "jobs.json"), cache=tmp_path / "cache")
+    assert done.returncode != 0
+    assert f"process 1 was started for another run than process 0: {message}" in " ".join(
+        done.stderr.split()
+    )
+    assert not (tmp_path / "out").exists()

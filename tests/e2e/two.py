@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node 2 -m tests.e2e.two FILE
 
-FILE holds a JSON list of {"output", "overrides", "stop_after": step or null}. Where a run ends,
+FILE holds a JSON list of {"output", "overrides", "stop_after": step or null}; "<rank>" in an
+override is the process's own number. Where a run ends,
 both processes must hold the same weights.
 """
 
@@ -45,7 +46,8 @@ def run_all(file: Path) -> None:
 
         Session.record = interrupted
         try:
-            run_small(Path(job["output"]), *job["overrides"])
+            overrides = [o.replace("<rank>", os.environ["RANK"]) for o in job["overrides"]]
+            run_small(Path(job["output"]), *overrides)
             assert stop is None
         except KeyboardInterrupt as interrupt:
             assert f"Step {stop} of" in str(interrupt), interrupt

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError, RunConfig
+from zoo.distributed import gathered, world_size
 from zoo.identity import CODE_KEYS, identity
 from zoo.instantiate import locate, resolved
 
@@ -73,6 +74,49 @@ def altered(run_dir: Path, config: RunConfig) -> Record:
         }
         for kind in old
     }
+
+
+def check_alike(config: RunConfig, known: Mapping[str, Any]) -> None:
+    """Refuse processes that were started for different runs: ranks would train as one and differ.
+
+    Args:
+        known: what tells runs apart (hash, seed, folder), beside the files and the code.
+    Raises:
+        ConfigError: names the process and what differs, settings first.
+    """
+    if world_size() == 1:
+        return
+    files = record(config)
+    mine = {
+        "settings": dict(_leaves(resolved(config), "")),
+        "all": {**known, **files["files"], **files["code"]},
+    }
+    first, *others = gathered(mine)
+    for rank, other in enumerate(others, 1):
+        if differing := _differing(first["all"], other["all"]):
+            shown = _differing(first["settings"], other["settings"]) or differing
+            more = f" (and {len(shown) - 3} more)" if len(shown) > 3 else ""
+            raise ConfigError(
+                f"process {rank} was started for another run than process 0: "
+                f"{'; '.join(shown[:3])}{more}. Start all processes with the same command, code "
+                "and files."
+            )
+
+
+def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what} is {str(other[what]):.60} there and {str(value):.60} on process 0"
+        for what, value in first.items()
+        if what in other and other[what] != value
+    ]
+
+
+def _leaves(value: Any, setting: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{setting}.{key}" if setting else str(key))
+    else:
+        yield setting, str(value)
 
 
 def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:

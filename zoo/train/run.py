@@ -11,7 +11,7 @@ from typing import Any
 
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir
-from zoo.train.inputs import RECORD, altered, record
+from zoo.train.inputs import RECORD, altered, check_alike, record
 from zoo.train.lock import FolderLock
 
 
@@ -44,6 +44,8 @@ def run(config: RunConfig) -> dict[str, Any]:
 
     accelerator = make_accelerator(config)
     check(config)
+    known = {"the configuration": identity, "the seed": config.seed, "the folder": folder}
+    check_alike(config, known)
     lock = FolderLock(output_folder(folder))
     if is_main():
         lock.acquire()
