@@ -105,7 +105,7 @@ def check_alike(config: RunConfig, known: Mapping[str, Any]) -> None:
 
 def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [
-        f"{what} is {str(other[what]):.60} there and {str(value):.60} on process 0"
+        f"{what} is {other[what]!s:.60} there and {value!s:.60} on process 0"
         for what, value in first.items()
         if what in other and other[what] != value
     ]
