@@ -215,23 +215,42 @@ def sweep(
         check=check,
         console=console,
     )
+    try:
+        _compare(result.folders, console)
+    except Exception as error:  # the jobs are done: a table of them does not decide how it ended
+        text = f"The runs cannot be compared: {type(error).__name__}: {error}"
+        console.print(Text(text, style="red"))
+    return result.exit_status
+
+
+def _compare(folders: Sequence[Path], console: Console) -> None:
     # Imported late: a sweep that is refused should not wait for scipy.
+    from zoo.report.concerns import mixtures
     from zoo.report.runs import arms_of, read_runs
     from zoo.report.tables import print_comparison
 
     damaged: dict[Path, str] = {}
-    runs = read_runs(result.folders, damaged)
+    runs = read_runs(folders, damaged)
     for reason in damaged.values():
         console.print(Text(reason, style="red"))
     if any(run.evaluations for run in runs):
-        print_comparison(arms_of(runs), console)
-    return result.exit_status
+        arms = arms_of(runs)
+        print_comparison(arms, console)
+        for note in mixtures(arms):
+            console.print(Text(f"Note: {note}", style="yellow"))
 
 
 def swept(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What tells each job from the others: the overrides that not all of them share."""
-    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(text for text in job if text not in shared) for job in jobs]
+    """What tells each job from the others: the overrides that not all of them share.
+
+    Of several of one key the last counts. A job like all others is called by all its overrides.
+    """
+    last = [{text.partition("=")[0].lstrip("+"): text for text in job} for job in jobs]
+    shared = set.intersection(*(set(job.values()) for job in last)) if len(jobs) > 1 else set()
+    return [
+        " ".join(text for text in of_key.values() if text not in shared) or " ".join(job)
+        for of_key, job in zip(last, jobs, strict=True)
+    ]
 
 
 def _take_jobs_option(arguments: list[str]) -> tuple[list[str], int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.report.synthetic import evaluation, guard, write_run
 from zoo.report.concerns import concerns
 from zoo.report.runs import arms_of, read_runs
@@ -56,6 +58,54 @@ def test_independent_down_without_a_rise_of_the_reward_is_no_hacking(tmp_path: P
 def test_different_starts_are_named(tmp_path: Path):
     texts = found(run(tmp_path, "a", start_hash="aaaa1"), run(tmp_path, "b", start_hash="bbbb2"))
     assert any("one start" in text and "aaaa1" in text and "bbbb2" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "named"),  # the start of each seed of two arms
+    [
+        ({0: "x", 1: "y"}, {}, None),  # drawn by the seed
+        ({0: "x", 1: "y"}, {0: "x", 1: "y"}, None),
+        ({0: "x", 1: "y"}, {1: "y"}, None),
+        ({0: "x", 1: "y"}, {0: "y", 1: "x"}, "x: a; y: b"),  # the same two, but not for one seed
+        ({0: "x", 1: "y"}, {1: "z"}, "y: a; z: b"),
+        ({0: "x"}, {1: "x"}, None),
+        ({0: "x"}, {1: "z"}, "x: a; z: b"),
+    ],
+)
+def test_starts_are_compared_seed_by_seed(
+    a: dict[int, str], b: dict[int, str], named: str | None, tmp_path: Path
+):
+    arms = {"a": a, "b": b}
+    texts = found(
+        *(
+            run(tmp_path, name, seed=seed, start_hash=start)
+            for name, starts in arms.items()
+            for seed, start in starts.items()
+        )
+    )
+    said = f"The arms did not begin from one start ({named}): differences may come from that."
+    assert texts == ([said] if named else [])
+
+
+def test_a_name_of_several_configurations_is_named_with_what_differs(tmp_path: Path):
+    folders = [
+        run(tmp_path, "q", seed=0, meta={"config_hash": "1a"}),
+        run(tmp_path, "q", seed=2, meta={"config_hash": "1a"}),
+        run(tmp_path, "q", seed=1, algorithm="ppo", meta={"config_hash": "2b"}),
+        run(tmp_path, "r", seed=1, meta={"config_hash": "1a"}),
+    ]
+    assert found(*folders) == [
+        "q is the name of runs of 2 configurations, each an arm of its own: q (1a), seeds 0 2; "
+        "q (2b), seed 1. They differ in algorithm._target_ (zoo.algorithms.grpo.GRPO, "
+        "zoo.algorithms.ppo.PPO)."
+    ]
+    assert found(folders[0], folders[1], folders[3]) == []
+
+
+def test_a_copy_of_a_run_is_named_with_its_original(tmp_path: Path):
+    first, second = run(tmp_path / "one"), run(tmp_path / "two")
+    (text,) = found(first, second)
+    assert text.startswith(f"grpo, seed 0: {second} is left out, as {first} is a run of the same")
 
 
 def test_missing_runs_are_named_with_the_reason(tmp_path: Path):

@@ -127,6 +127,15 @@ def test_the_page_shows_a_problem_before_and_after(report: Path):
     assert before < text.index("alert(1)") < after < text.index("2 + 3 = 5. #### 5")
 
 
+@pytest.mark.parametrize("damage", ['{"set": "heldout"}\n', "3\n", "{\n{}\n"])
+def test_completions_that_cannot_be_read_leave_the_numbers(damage: str, tmp_path: Path):
+    folder = write_run(tmp_path, "grpo", evaluations=[evaluation(2, [[1], [0]], [1, 0])])
+    (folder / "eval_samples.jsonl").write_text(damage)
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "page.html").read_text()
+    assert f"{folder}/eval_samples.jsonl is damaged" in text and "50.0" in text
+
+
 def test_the_page_starts_with_the_reasons_to_doubt_and_ends_with_the_origin(report: Path):
     text = (report / "page.html").read_text()
     assert text.index("Read this first") < text.index("<h2>Results</h2>")

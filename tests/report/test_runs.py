@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.report.synthetic import evaluation, write_lines, write_run
+from tests.report.synthetic import evaluation, guard, write_lines, write_run
 from zoo.cli import main
 from zoo.report.runs import (
     Measure,
@@ -98,12 +99,38 @@ def test_a_damaged_summary_is_an_error_with_its_path(tmp_path: Path):
         read_run(folder)
 
 
+def evals(**changed: object) -> bytes:
+    """evals.jsonl with one evaluation of two problems, sampled twice."""
+    line = evaluation(1, [[1, 0], [0, 0]], [1, 0]) | {"pass@k": {"2": 0.5}}
+    return json.dumps(line | changed).encode()
+
+
 DAMAGED = {
     "config.yaml": [b"a: [1", b"- 1", b"\xff\xfe", b"train: 3", b"seed: x", b"x: &a [*a]"],
-    "metrics.jsonl": [b'{"a": 1}\n', b"3\n"],
-    "evals.jsonl": [b'{"step": 1}\n', b'"a"\n'],
-    "meta.json": [b"[1]", b"{"],
-    "summary.json": [b"3", b"\xff"],
+    "metrics.jsonl": [b'{"a": 1}\n', b"3\n", b'{"a": 1}\n{"step": 2}\n', b'{"step": Infinity}\n'],
+    "evals.jsonl": [
+        b'{"step": 1}\n',
+        b'"a"\n',
+        evals(outcomes=[[1, 0]]),
+        evals(problem_ids=["p0"]),
+        evals(outcomes=3),
+        evals(outcomes=[["x", 0], [0, 0]]),
+        evals(outcomes=[[2, 2], [0, 0]]),  # four right ones of two
+        evals(greedy_outcomes=[1]),
+        evals(**{"pass@k": {"x": 1}}),
+        evals(**{"pass@k": {"0": 1}}),
+        evals(**{"pass@k": [1]}),
+    ],
+    "memory.json": [b'{"components": [1, 2], "phases": 3}', b'{"phases": 3}', b'{"probes": [3]}'],
+    "meta.json": [b"[1]", b"{", b'{"machine": 3}'],
+    "summary.json": [
+        b"3",
+        b"\xff",
+        b'{"final": [1]}',
+        b'{"final": {"heldout": 3}}',
+        b'{"seconds": {"total": "x"}}',
+        b'{"peak_bytes": 3}',
+    ],
 }
 
 
@@ -115,6 +142,8 @@ def test_a_damaged_run_is_listed_as_such_among_the_others(
 ):
     whole = write_run(tmp_path, "grpo", 3)
     damaged = write_run(tmp_path, "ppo", 5)
+    if name == "memory.json":  # a summary says the peaks, too
+        (damaged / "summary.json").unlink()
     (damaged / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"the run {re.escape(str(damaged))} is damaged"):
         read_run(damaged)
@@ -127,6 +156,32 @@ def test_a_damaged_run_is_listed_as_such_among_the_others(
     assert ["exp", "ppo", "5", "damaged"] in lines
     assert ["exp", "grpo", "3", "finished"] in [line[:4] for line in lines]
     assert "is damaged" in " ".join(out.split())
+
+
+def test_a_whole_record_is_no_damaged_one(tmp_path: Path):
+    folder = write_run(tmp_path, "grpo", memory={"components": {"policy": {"weights": 8}}})
+    (folder / "evals.jsonl").write_bytes(evals())
+    run = read_run(folder)
+    assert run.model_bytes() == 8 and run.evaluations[0].pass_at == {2: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("evals.jsonl", evals(outcomes=[[1, 0]]), "heldout at step 1 has 1 outcomes for 2 problem"),
+        ("evals.jsonl", evals(**{"pass@k": {"x": 1}}), "invalid literal for int"),
+        ("memory.json", b'{"components": [1]}', "AttributeError: 'list' object"),
+    ],
+)
+def test_a_file_with_something_else_in_it_is_named(
+    name: str, content: bytes, words: str, tmp_path: Path
+):
+    folder = write_run(tmp_path, "grpo")
+    (folder / name).write_bytes(content)
+    with pytest.raises(
+        ValueError, match=f"damaged: {name} holds what zoo does not write: .*{words}"
+    ):
+        read_run(folder)
 
 
 def test_a_report_leaves_out_a_damaged_run_and_says_so(
@@ -204,11 +259,12 @@ def test_an_unscored_sample_is_left_out_not_counted_as_wrong(tmp_path: Path):
     assert run.evaluations[0].per_problem(Measure.accuracy) == {"p0": 1.0}
 
 
-def test_outcomes_that_do_not_fit_the_problems_are_an_error(tmp_path: Path):
-    line = evaluation(0, [[1], [0]], [1, 0]) | {"problem_ids": ["p0"]}
-    run = read_run(write_run(tmp_path, "grpo", evaluations=[line]))
-    with pytest.raises(ValueError, match="2 outcomes for 1 problem"):
-        run.evaluations[0].per_problem(Measure.accuracy)
+def test_what_is_not_finite_is_no_number(tmp_path: Path):
+    lines = [{**guard(2, float("inf")), "length": float("nan"), "truncated": 0.5}]
+    run = read_run(write_run(tmp_path, "grpo", evaluations=lines, summary={"kl_to_start": 1e999}))
+    found = run.evaluations[0]
+    assert [found.number(key) for key in ("perplexity", "length", "truncated")] == [None, None, 0.5]
+    assert run.total("kl_to_start") is None
 
 
 def test_seeds_of_one_name_are_one_arm_in_order(tmp_path: Path):
@@ -230,6 +286,62 @@ def test_a_label_loses_its_hash_only_where_that_is_unambiguous(tmp_path: Path):
 def test_experiments_that_are_compared_are_named(tmp_path: Path):
     folders = [write_run(tmp_path, "grpo", experiment=name) for name in ("one", "two")]
     assert [arm.label for arm in arms_of(read_runs(folders))] == ["one/grpo", "two/grpo"]
+
+
+def hashed(root: Path, name: str, seed: int, config_hash: str = "", **options: Any) -> Path:
+    """A run with the hash of its configuration in meta.json, where there is one."""
+    meta = {"config_hash": config_hash} if config_hash else {}
+    return write_run(root, name, seed, meta=meta, **options)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "arms"),  # of the seeds 0, 1, 2
+    [
+        (["1a", "1a", "1a"], {"q": [0, 1, 2]}),
+        (["1a", "2b", "1a"], {"q (1a)": [0, 2], "q (2b)": [1]}),
+        (["", "", ""], {"q": [0, 1, 2]}),  # older records
+        (["", "1a", "1a"], {"q": [0, 1, 2]}),
+        (["", "1a", "2b"], {"q (unknown)": [0], "q (1a)": [1], "q (2b)": [2]}),
+    ],
+)
+def test_an_arm_has_runs_of_one_configuration(
+    hashes: list[str], arms: dict[str, list[int]], tmp_path: Path
+):
+    folders = [hashed(tmp_path, "q", seed, value) for seed, value in enumerate(hashes)]
+    found = arms_of(read_runs(folders))
+    assert {arm.label: [run.seed for run in arm.runs] for arm in found} == arms
+
+
+def test_a_configuration_is_known_by_the_summary_too(tmp_path: Path):
+    folders = [
+        write_run(tmp_path, "q", seed, summary={"config_hash": value})
+        for seed, value in enumerate(("1a", "2b"))
+    ]
+    assert [arm.label for arm in arms_of(read_runs(folders))] == ["q (1a)", "q (2b)"]
+
+
+def test_a_run_counts_once_whatever_path_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = write_run(tmp_path / "outputs", "grpo")
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    relative = run.relative_to(tmp_path)
+    assert [found.folder for found in read_runs([relative, run, link])] == [relative]
+    assert main(["runs", "outputs", str(tmp_path / "outputs"), str(link)]) == 0
+    assert capsys.readouterr().out.count("grpo") == 1
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_copy_of_a_run_is_left_out(finished: bool, tmp_path: Path):
+    first = hashed(tmp_path / "one", "q", 0, "1a", finished=finished)
+    second = hashed(tmp_path / "two", "q", 0, "1a")
+    other = hashed(tmp_path / "two", "q", 1, "1a")
+    (arm,) = arms_of(read_runs([first, second, other]))
+    kept, left_out = (first, second) if finished else (second, first)  # a finished one counts
+    assert [run.folder for run in arm.runs] == [kept, other]
+    assert [(run.folder, counted.folder) for run, counted in arm.repeats] == [(left_out, kept)]
 
 
 def test_the_start_is_counted_once_a_seed(tmp_path: Path):

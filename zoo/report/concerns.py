@@ -3,26 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, product
 from statistics import fmean, stdev
 
 from zoo.functional.statistics import paired_bootstrap
-from zoo.report.runs import LAST_STEPS, Arm, Evaluation, Measure, Run, RunStatus
+from zoo.report.runs import (
+    LAST_STEPS,
+    Arm,
+    Evaluation,
+    Measure,
+    Run,
+    RunStatus,
+    different_settings,
+)
 
 BUDGET_TOLERANCE = 0.10  # relative difference of completions at which budgets are called unequal
 TRUNCATED = 0.5  # share of truncated completions above which the limit of new tokens is too small
 GUARD_RISE = 0.10  # relative rise of the guard's perplexity
+SETTINGS = 4  # named of those in which the configurations of one name differ; the page has all
 
 
 def concerns(arms: Sequence[Arm]) -> list[str]:
     """One sentence for each reason to doubt, the gravest first; empty if there is none."""
     return [
         *_reward_against_independent(arms),
+        *mixtures(arms),
         *_unequal_starts(arms),
         *_incomplete(arms),
         *_unequal_budgets(arms),
         *_unequal_conditions(arms),
         *_per_run(arms),
     ]
+
+
+def mixtures(arms: Sequence[Arm]) -> list[str]:
+    """What would be wrong to count as one: a name of several configurations, a run that is there
+    twice."""
+    found = []
+    by_name: dict[tuple[str, str], list[Arm]] = {}
+    for arm in arms:
+        by_name.setdefault((arm.runs[0].experiment, arm.runs[0].name), []).append(arm)
+    for (_, name), sharing in by_name.items():
+        if len(sharing) < 2:
+            continue
+        different = different_settings(sharing)
+        parts = [f"{key} ({', '.join(different[key])})" for key in [*different][:SETTINGS]]
+        parts += ["…"] if len(different) > SETTINGS else []
+        found.append(
+            f"{name} is the name of runs of {len(sharing)} configurations, each an arm of its own: "
+            + "; ".join(f"{arm.label}, {_seeds(arm)}" for arm in sharing)
+            + (f". They differ in {', '.join(parts)}." if parts else ".")
+        )
+    for arm in arms:
+        for run, counted in arm.repeats:
+            found.append(
+                f"{arm.label}, seed {run.seed}: {run.folder} is left out, as {counted.folder} is a "
+                "run of the same configuration and seed. To compare the two, give them different "
+                "names or experiments."
+            )
+    return found
+
+
+def _seeds(arm: Arm) -> str:
+    return f"seed{'s' * (len(arm.runs) > 1)} {' '.join(str(run.seed) for run in arm.runs)}"
 
 
 def _reward_against_independent(arms: Sequence[Arm]) -> list[str]:
@@ -56,11 +99,18 @@ def _change(first: Evaluation, last: Evaluation) -> tuple[float, float, float] |
 
 
 def _unequal_starts(arms: Sequence[Arm]) -> list[str]:
-    hashes: dict[str, list[str]] = {}
-    for arm in arms:
-        for value in {run.start_hash for run in arm.runs if run.start_hash}:
-            hashes.setdefault(value, []).append(arm.label)
-    if len(hashes) < 2:
+    hashes: dict[str, dict[str, None]] = {}
+    starts = [{run.seed: run.start_hash for run in arm.runs if run.start_hash} for arm in arms]
+    for (arm_1, starts_1), (arm_2, starts_2) in combinations(zip(arms, starts, strict=True), 2):
+        # Equal seeds first: a start may be drawn by the seed.
+        pairs = [(starts_1[seed], starts_2[seed]) for seed in starts_1 if seed in starts_2]
+        unlike = [pair for pair in pairs if pair[0] != pair[1]]
+        if not pairs and not set(starts_1.values()) & set(starts_2.values()):
+            unlike = list(product(starts_1.values(), starts_2.values()))
+        for value_1, value_2 in unlike[:1]:
+            hashes.setdefault(value_1, {})[arm_1.label] = None
+            hashes.setdefault(value_2, {})[arm_2.label] = None
+    if not hashes:
         return []
     parts = "; ".join(f"{value[:8]}: {', '.join(labels)}" for value, labels in hashes.items())
     return [f"The arms did not begin from one start ({parts}): differences may come from that."]
@@ -102,7 +152,8 @@ def _unequal_conditions(arms: Sequence[Arm]) -> list[str]:
     if any(run.meta.get("dirty") for run in runs):
         found.append("Some runs come from a checkout with uncommitted changes.")
     machines = {
-        (run.meta.get("device"), str((run.meta.get("machine") or {}).get("cpu"))) for run in runs
+        (str(run.meta.get("device")), str((run.meta.get("machine") or {}).get("cpu")))
+        for run in runs
     }
     if len(machines) > 1:
         found.append("The runs come from different machines: their seconds do not compare.")

@@ -11,7 +11,7 @@ import yaml
 
 from zoo.measure.memory_table import MB, labels, words
 from zoo.report.figures import colours
-from zoo.report.runs import Arm, Run
+from zoo.report.runs import READING, Arm, Run, different_settings
 from zoo.report.tables import (
     CAPTION,
     DIFFERENCES_CAPTION,
@@ -204,9 +204,13 @@ def _examples(arm: Arm, colour: str) -> str:
     head = f'<h3 style="color:{colour}">{escape(arm.label)}</h3>'
     if not arm.finished:
         return head + "<p class=note>No finished run.</p>"
-    samples = [row for row in arm.finished[0].samples() if row.get("set") == "heldout"]
+    try:
+        samples = [row for row in arm.finished[0].samples() if row.get("set") == "heldout"]
+        last_step = max((int(row["step"]) for row in samples), default=0)
+    except READING as error:
+        what = f"{arm.finished[0].folder / 'eval_samples.jsonl'} is damaged: {error!r}"
+        return f"{head}<p class=note>{escape(what)}</p>"
     first = _by_problem(row for row in samples if row["step"] == 0)
-    last_step = max((row["step"] for row in samples), default=0)
     last = _by_problem(row for row in samples if row["step"] == last_step)
     common = [name for name in last if name in first][:EXAMPLES]
     if last_step == 0 or not common:
@@ -237,37 +241,20 @@ def _example(first: dict[str, Any], last: dict[str, Any]) -> str:
 
 def _settings(arms: Sequence[Arm]) -> str:
     """The settings in which the arms differ."""
-    flat = {arm.label: _flat(arm.runs[0].config) for arm in arms}
-    keys = list(dict.fromkeys(key for values in flat.values() for key in values))
-    ignored = ("name", "seed", "output", "experiment")
-    different = [
-        key
-        for key in keys
-        if key not in ignored and len({str(v.get(key, "–")) for v in flat.values()}) > 1
-    ]
-    if not different or len(arms) < 2:
+    different = different_settings(arms)
+    if not different:
         return ""
     head = "".join(f"<th class=left>{escape(arm.label)}</th>" for arm in arms)
     rows = "".join(
         f"<tr><td>{escape(key)}</td>"
-        + "".join(f"<td class=left>{escape(str(flat[a.label].get(key, '–')))}</td>" for a in arms)
+        + "".join(f"<td class=left>{escape(value)}</td>" for value in values)
         + "</tr>"
-        for key in different
+        for key, values in different.items()
     )
     return (
         "<div class=scroll><table><caption>Settings in which the arms differ</caption>"
         f"<tr><th></th>{head}</tr>{rows}</table></div>"
     )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _config(arm: Arm) -> str:

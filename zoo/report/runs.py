@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,15 @@ from yaml import YAMLError
 from zoo.functional.rewards import pass_at_k
 
 LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
+READING = (  # what a damaged record ends in
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OSError,
+    RecursionError,
+)
 
 
 class RunStatus(StrEnum):
@@ -49,8 +59,7 @@ class Evaluation:
 
     def number(self, key: str) -> float | None:
         """A number of the record, or None where there is none."""
-        value = self.record.get(key)
-        return float(value) if isinstance(value, int | float) else None
+        return _finite(self.record.get(key))
 
     @property
     def pass_at(self) -> dict[int, float]:
@@ -71,8 +80,8 @@ class Evaluation:
             return {}
         if len(ids) != len(outcomes):
             raise ValueError(
-                f"The evaluation of {self.set} at step {self.step} has {len(outcomes)} outcomes "
-                f"for {len(ids)} problem ids: the record is damaged."
+                f"the evaluation of {self.set} at step {self.step} has {len(outcomes)} outcomes "
+                f"for {len(ids)} problem ids."
             )
         scored = {
             name: [float(o) for o in samples if o is not None]
@@ -145,6 +154,11 @@ class Run:
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
+    def config_hash(self) -> str:
+        """The hash of all but the seed and what cannot move a result; empty in an older record."""
+        return str(self.meta.get("config_hash") or (self.summary or {}).get("config_hash") or "")
+
+    @property
     def start_hash(self) -> str:
         return str(self.meta.get("start_hash") or (self.summary or {}).get("start_hash") or "")
 
@@ -185,7 +199,7 @@ class Run:
         value: Any = self.summary
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
-        return float(value) if isinstance(value, int | float) else None
+        return _finite(value)
 
     def model_bytes(self) -> float | None:
         """Bytes of all weights, gradients and optimizer states, exact; None before training."""
@@ -223,7 +237,8 @@ class Arm:
     """Runs that differ in their seed alone."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # one a seed
+    repeats: tuple[tuple[Run, Run], ...] = ()  # left out, and the run of its seed that counts
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -275,12 +290,49 @@ def read_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder} is not a run folder: it has no config.yaml.")
     try:
         run = _read_run(folder)
-        # What a reader asks of every run; a file may be whole and hold something else.
-        _ = run.seed, run.steps, run.step, run.algorithm
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
+        _ask(run)
+    except READING as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"the run {folder} is damaged: {reason}") from error
     return run
+
+
+def _ask(run: Run) -> None:
+    """Asks what the tables and the page ask: a file may be whole and hold something else.
+
+    Raises:
+        ValueError: with the file's name.
+    """
+    asked: dict[str, Callable[[], object]] = {
+        "config.yaml": lambda: (run.seed, run.steps, run.algorithm),
+        "meta.json": lambda: dict(run.meta.get("machine") or {}),
+        "metrics.jsonl": lambda: (run.step, run.reward()),
+        "summary.json": lambda: _ask_summary(run.summary or {}),
+        "memory.json": lambda: (run.model_bytes(), run.tensor_bytes(), run.peak_bytes()),
+        "evals.jsonl": lambda: [_ask_evaluation(evaluation) for evaluation in run.evaluations],
+    }
+    for name, ask in asked.items():
+        try:
+            ask()
+        except READING as error:
+            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"{name} holds what zoo does not write: {what.rstrip('.')}."
+            ) from error
+
+
+def _ask_summary(summary: dict[str, Any]) -> None:
+    _ = dict(summary.get("peak_bytes") or {})
+    for value in (summary.get("seconds") or {}).values():
+        _ = float(value or 0)
+    for scores in (summary.get("final") or {}).values():
+        _ = int(scores.get("step", 0))
+
+
+def _ask_evaluation(evaluation: Evaluation) -> None:
+    _ = evaluation.per_problem(Measure.accuracy), evaluation.per_problem(Measure.greedy)
+    for k in evaluation.pass_at:
+        _ = evaluation.per_problem(Measure.pass_k, k)
 
 
 def _read_run(folder: Path) -> Run:
@@ -347,7 +399,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 def read_runs(folders: Iterable[Path], damaged: dict[Path, str] | None = None) -> list[Run]:
     """Reads the folders that hold a run, each once; folders of jobs that never began are left out.
 
-    Order is kept.
+    Order is kept. Two paths of one folder are one run, read by the first.
 
     Args:
         damaged: gets the reason for each folder that cannot be read.
@@ -355,7 +407,10 @@ def read_runs(folders: Iterable[Path], damaged: dict[Path, str] | None = None) -
         ValueError: a damaged run, where `damaged` is None.
     """
     runs = []
-    for folder in dict.fromkeys(Path(folder) for folder in folders):
+    unique: dict[str, Path] = {}
+    for folder in folders:
+        unique.setdefault(os.path.realpath(folder), Path(folder))
+    for folder in unique.values():
         if not (folder / "config.yaml").exists():
             continue
         try:
@@ -368,25 +423,67 @@ def read_runs(folders: Iterable[Path], damaged: dict[Path, str] | None = None) -
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Runs gathered into arms by experiment and name, in the order in which they come.
+    """Runs gathered into arms by experiment, name and configuration, in the order in which they
+    come.
 
     An arm's label is its run name; `grpo-1a2b3c` is shortened to `grpo` where that is unambiguous,
-    and the experiment is put in front where several experiments are compared.
+    the experiment is put in front where several experiments are compared, and the hash behind where
+    runs of several configurations have one name. Of two runs of one seed a finished one counts,
+    else the first.
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
+    hashes: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        groups.setdefault((run.experiment, run.name), []).append(run)
-    several = len({experiment for experiment, _ in groups}) > 1
-    full = {key: f"{key[0]}/{key[1]}" if several else key[1] for key in groups}
+        hashes.setdefault((run.experiment, run.name), set()).add(run.config_hash)
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        shared = len(hashes[run.experiment, run.name] - {""}) > 1
+        suffix = f" ({run.config_hash or 'unknown'})" if shared else ""
+        groups.setdefault((run.experiment, run.name, suffix), []).append(run)
+    several = len({key[0] for key in groups}) > 1
+    full = {
+        (experiment, name, suffix): f"{experiment}/{name}{suffix}" if several else name + suffix
+        for experiment, name, suffix in groups
+    }
     short = {key: re.sub(r"[-_][0-9a-f]{6,}$", "", label) for key, label in full.items()}
     unique = [label for label in short.values() if list(short.values()).count(label) == 1]
     return [
-        Arm(
-            label=short[key] if short[key] in unique else full[key],
-            runs=tuple(sorted(group, key=lambda run: run.seed)),
-        )
+        _arm(short[key] if short[key] in unique else full[key], group)
         for key, group in groups.items()
     ]
+
+
+def _arm(label: str, runs: Sequence[Run]) -> Arm:
+    by_seed: dict[int, Run] = {}
+    for run in sorted(runs, key=lambda run: run.status is not RunStatus.finished):
+        by_seed.setdefault(run.seed, run)
+    repeats = [(run, by_seed[run.seed]) for run in runs if run is not by_seed[run.seed]]
+    return Arm(label, tuple(by_seed[seed] for seed in sorted(by_seed)), tuple(repeats))
+
+
+def different_settings(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """The settings in which arms differ: dotted name → the value of each arm."""
+    flat = [_flat(arm.runs[0].config) for arm in arms]
+    names = dict.fromkeys(name for values in flat for name in values)
+    found = {
+        name: [str(values.get(name, "–")) for values in flat]
+        for name in names
+        if name not in ("name", "seed", "output", "experiment")
+    }
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def by_start_time(runs: Iterable[Run]) -> list[Run]:
