@@ -96,7 +96,10 @@ def _report(
     from zoo.report.runs import arms_of, read_runs
     from zoo.report.tables import print_comparison
 
-    runs = read_runs(result.folders)
+    damaged: dict[Path, str] = {}
+    runs = read_runs(result.folders, damaged)
+    for reason in damaged.values():
+        console.print(Text(reason, style="red"))
     order = [arm.label for arm in suite.arms]
     arms = sorted(arms_of(runs), key=lambda arm: order.index(arm.runs[0].name))
     if not any(arm.finished for arm in arms):
@@ -104,7 +107,9 @@ def _report(
         return
     print_comparison(arms, console)
     beside = arms[0].runs[0].folder.parents[1]
-    complete = all(job.status in (Status.finished, Status.skipped) for job in result.jobs)
+    complete = not damaged and all(
+        job.status in (Status.finished, Status.skipped) for job in result.jobs
+    )
     if out is not None:
         folder = Path(out)
     elif extra or not complete:  # what is published under the suite's name is whole and its own

@@ -224,6 +224,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("-m seed=range(0,1e9)", ["seed=range(0,1e9)", "1,000,000,000 jobs", "Give fewer"]),
     ("-m --config-name nobody seed=0,1", ["'nobody'", "In the job: seed=0"]),
     ("-m name=a train.lr=1e-4,2e-4", ["(train.lr=0.0001 and train.lr=0.0002)", "Leave name=a out"]),
+    (
+        "-m measure.wandb=offline,disabled seed=0,1",
+        ["(measure.wandb=offline and measure.wandb=disabled) are one and the same", "In the job"],
+    ),
+    ("-m resume=auto,never train.lr=1e-4", ["(resume=auto and resume=never)", "Give it one value"]),
     # hydra's own
     ("hydra=null", ["hydra=null", "leave it out"]),
     ("hydra/launcher=null", ["hydra/launcher=null", "leave it out"]),
@@ -233,10 +238,18 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("--cfg all --package trainn", ["--package trainn", "`zoo --cfg all` has no such part"]),
     ("hydra.job.chdir=true", ["hydra.job.chdir=true", "output=DIR"]),
     ("-m hydra/launcher=joblib seed=0,1 hydra.job.chdir=true", ["relative paths", "Leave it out"]),
+    ("hydra.sweeper.params.seed=0 --cfg job -p seed", ["params.seed=0", "zoo -m seed=0,1"]),
+    ("-m hydra.sweeper.params.seed=[0,1]", ["hydra.sweeper.params.seed=[0,1]", "zoo -m seed=0,1"]),
+    ("-m +hydra.sweeper.params={seed:1}", ["+hydra.sweeper.params={seed:1}", "zoo -m seed=0,1"]),
+    ("-m hydra.sweeper.max_batch_size=2", ["hydra.sweeper.max_batch_size", "2", "--jobs N"]),
+    ("hydra.mode=MULTIRUN", ["hydra.mode is MULTIRUN", "write zoo -m"]),
     ("--cfg hydra hydra.sweep.dir={a:1}", ["hydra.sweep.dir", "zoo --cfg hydra --package"]),
     ("--info foo", ["'foo'", "'searchpath'", "zoo --help"]),
     ("--cfg job --resolve name=${nowhere}", ["name=${nowhere}", "'nowhere' not found"]),
     ("--shell-completion", ["got nothing", "install=bash"]),
+    ("--cfg job --info", ["--cfg and --info", "Give one"]),
+    ("-r -m seed=0,1", ["--run and --multirun", "Give one"]),
+    ("-sc install=bash -m", ["--shell-completion and --multirun", "Give one"]),
     ("-sc query=bash", ["got query=bash", "install=bash"]),
     ("-sc install=tcsh", ["got install=tcsh", "install=bash"]),
     ("report x --out=", ["--out", "''"]),
@@ -389,6 +402,7 @@ BAD_FILES = [
     ("algorithm/bad.yaml", b"3\n", ["holds no settings", "int"]),
     ("algorithm/bad.yaml", b"defaults: grpo\n", ["defaults must be a list", "- NAME"]),
     ("algorithm/bad.yaml", b"defaults: [bad]\na: 1\n", ["goes round in circles"]),
+    ("algorithm/bad.yaml", b"defaults: [grpoo]\n", ["Did you mean algorithm=grpo?", "cdpo"]),
     ("algorithm/bad.yaml", b"x: &a [*a]\n", ["goes round in circles"]),
     ("experiment/bad.yaml", b"train:\n  steps: 1\n", ["`# @package _global_`"]),
 ]
@@ -472,6 +486,38 @@ def test_shell_completion_completes_options_and_settings(
     assert "complete -o nospace" in capsys.readouterr().out
 
 
+# what is typed so far → what follows, of which some lines have nothing to offer
+COMPLETIONS = [
+    ("zoo train.steps=1 -m train.max_b", "train.max_bad_updates="),
+    ("zoo -m --jobs 2 algorithm=ppo_", "algorithm=ppo_shared"),
+    ("zoo seed=0,1 algorithm=ppo algorithm.gae", "algorithm.gae_lambda="),
+    ("zoo output='a b' experiment=my_study reward=null algorithm=ppo_", "algorithm=ppo_shared"),
+    ("zoo --config-dir options algorithm=min", "algorithm=mine"),
+    ("zoo -cd=options algorithm=min", "algorithm=mine"),
+    ("zoo hydra.searchpath=[options] algorithm=mine algorithm.cou", "algorithm.courage="),
+    *((line, "") for line in ("zoo runs ", "zoo report ", "zoo fetch ", "zoo evaluate model=")),
+    ("zoo --vers", ""),
+    ("zoo -m --jobs ", ""),
+    ("zoo --config-dir nowhere algorithm=ppo_", ""),
+    ("zoo output='a b", ""),
+    ("zoo train.stepz=1 train.max_b", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), COMPLETIONS)
+def test_shell_completion_knows_zoo_s_flags_and_keeps_silent_about_mistakes(
+    line: str,
+    words: str,
+    stranger: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    out, err = capfd.readouterr()
+    assert (out.strip(), err) == (words, "") and os.environ["COMP_LINE"] == line
+
+
 def test_algorithms_lists_every_option_with_its_settings(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,6 +567,38 @@ def test_flags_may_stand_between_overrides(
     monkeypatch.setattr(zoo.launch, "sweep", sweep)
     assert main(["algorithm=ppo,dpo", "-m", "seed=0,1", "--jobs", "2"]) == 1
     assert seen == ["--jobs=2", "algorithm=ppo,dpo", "seed=0,1"]
+
+
+# what a recipe asks of hydra, what the block must say
+OF_HYDRA = [
+    ("hydra: {sweeper: {params: {seed: '0,1'}}}", ["hydra.sweeper.params", "zoo -m seed=0,1"]),
+    ("defaults: [override /hydra/launcher: joblib]", ["zoo -m hydra/launcher=joblib"]),
+    ("hydra: {mode: MULTIRUN}", ["hydra.mode is MULTIRUN", "write zoo -m"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), OF_HYDRA)
+def test_sweep_that_a_recipe_describes_is_refused_and_not_passed_over(
+    text: str, words: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "joblib" in text:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `sweep`")
+    (elsewhere / "conf" / "experiment").mkdir(parents=True)
+    recipe = elsewhere / "conf" / "experiment" / "mine.yaml"
+    recipe.write_text(f"# @package _global_\n{text}\n")
+    assert main(["-m", "--config-dir", "conf", "experiment=mine"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert all(word in err for word in words) and "In the job: experiment=mine" in err, err
+
+
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib"]])
+def test_sweep_under_torchrun_is_refused(
+    launcher: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["-m", *launcher, "--jobs", "2", "seed=0,1"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "2 processes are here already" in err and "torchrun --nproc_per_node 2 -m zoo" in err
 
 
 def test_experiment_that_is_no_recipe_names_the_folder(runs: list[RunConfig]) -> None:

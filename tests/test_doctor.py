@@ -83,13 +83,23 @@ def test_broken_algorithm_turns_the_status_red_and_is_named(
     assert "upside_down, bandit learnt: π(1) is 0.1" in shown
 
 
-def test_option_that_cannot_be_built_is_a_finding(
-    stranger: Path, quick: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("sing: 1.0", "sing"),
+        ("sign: ${train.nope}", "'train.nope' not found"),
+        ("sign: ???", "sign"),
+    ],
+)
+def test_option_that_cannot_be_built_is_a_finding_beside_the_others(
+    line: str, word: str, stranger: Path, quick: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = main(["doctor", "--algorithms-only", "--config-dir", "conf", "misspelt"])
+    file = stranger / "conf" / "algorithm" / "misspelt.yaml"
+    file.write_text(f"_target_: strange.Strange\n{line}\n")
+    status = main(["doctor", "--algorithms-only", "--config-dir", "conf", "misspelt", "sft"])
     shown = capsys.readouterr().out
-    assert status == 1
-    assert "cannot be built" in shown and "sing" in shown
+    assert status == 1 and "1 of 2 algorithms keep the contract" in shown
+    assert "cannot be built" in shown and word in shown
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,26 @@ def test_a_damaged_run_does_not_end_the_sweep_with_a_traceback(command, tmp_path
     assert "a/config.yamlisnotyaml" in "".join(capsys.readouterr().out.split())
 
 
+def test_a_table_that_cannot_be_made_does_not_end_the_sweep(command, monkeypatch, capsys):
+    def broken(*_: object) -> None:
+        raise AttributeError("no table")
+
+    monkeypatch.setattr("zoo.report.runs.read_runs", broken)
+    assert sweep(["id=a"], command=command) == 0
+    assert "The runs cannot be compared: AttributeError: no table" in capsys.readouterr().out
+
+
+def test_a_sweep_says_what_it_does_not_count_as_one(command, tmp_path, capsys):
+    for seed, value in enumerate(("1a", "2b")):
+        (tmp_path / f"s{seed}").mkdir()
+        (tmp_path / f"s{seed}" / "config.yaml").write_text(f"seed: {seed}\nexperiment: exp")
+        (tmp_path / f"s{seed}" / "meta.json").write_text(f'{{"config_hash": "{value}"}}')
+        (tmp_path / f"s{seed}" / "evals.jsonl").write_text('{"step": 0, "set": "guard"}')
+    assert sweep(["id=s0,s1"], command=command) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Note: {tmp_path.name} is the name of runs of 2 configurations" in out
+
+
 def test_sweep_refuses_a_number_of_jobs_that_is_none():
     with pytest.raises(ConfigError, match="--jobs"):
         sweep(["--jobs", "many", "seed=0,1"])
@@ -295,6 +315,19 @@ def test_on_end_is_called_as_each_job_ends(command):
 def test_jobs_of_a_sweep_are_called_by_what_varies():
     assert swept(expand(["model=tiny", "seed=0,1", "+x=1"])) == ["seed=0", "seed=1"]
     assert swept(expand(["model=tiny", "seed=0"])) == ["model=tiny seed=0"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "labels"),
+    [
+        (["k=[1,2]", "a=1", "k=[1],[1,2]"], ["k=[1]", "k=[1,2]"]),
+        (["k=x", "k=y,x", "seed=0,1"], ["k=y seed=0", "k=y seed=1", "k=x seed=0", "k=x seed=1"]),
+        (["+k=x", "++k=y,x"], ["++k=y", "++k=x"]),
+        (["k=x,y", "k=z"], ["k=x k=z", "k=y k=z"]),  # two jobs that are one: no empty name
+    ],
+)
+def test_of_a_key_that_is_given_twice_a_job_is_called_by_the_last(overrides, labels):
+    assert swept(expand(overrides)) == labels
 
 
 def test_clock():

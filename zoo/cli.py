@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import io
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -156,11 +157,13 @@ def check_job(
     overrides: list[str],
     config_name: str = "config",
     folders: dict[Path, tuple[str, list[str]]] | None = None,
+    own_launcher: bool = False,
 ) -> Path | None:
     """Refuse a job of a sweep that cannot run, before any job starts.
 
     Args:
         folders: (configuration's hash, overrides) by folder of the jobs before; this one is added.
+        own_launcher: the sweep runs by zoo's launcher, and not by one of hydra's.
     Returns:
         the folder of a job that is finished already, else None.
     Raises:
@@ -173,7 +176,7 @@ def check_job(
 
     try:
         with _exit_is_a_failure():
-            config = structured(compose(overrides, config_name))
+            config = structured(compose(overrides, config_name, own_launcher))
         folder, identity = run_dir(config).resolve(), config_hash(config)
         this = (identity, overrides)
         known, first = this if folders is None else folders.setdefault(folder, this)
@@ -182,6 +185,11 @@ def check_job(
                 f"two jobs ({' and '.join(swept([first, overrides]))}) differ in more than their "
                 f"seeds and share the folder {folder}. Leave name={config.name} out: the default "
                 "tells them apart."
+            )
+        if first != overrides:
+            raise ConfigError(
+                f"two jobs ({' and '.join(swept([first, overrides]))}) are one and the same run "
+                f"in {folder}: what they differ in cannot move a result. Give it one value."
             )
         # A folder that cannot be used is this job's own failure: the others may run.
         with suppress(ConfigError):
@@ -236,7 +244,8 @@ def _dispatch(arguments: list[str]) -> int:
         print_help()
         return 0
     if options.shell_completion:
-        _check_completion(overrides)
+        if _check_completion(overrides) == "query":
+            return _complete(overrides)
     elif options.cfg or options.info:
         _check_shown(options, overrides)
     if options.shell_completion or options.hydra_help or options.info or options.cfg:
@@ -334,7 +343,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg. Write zoo --cfg job --resolve.")
+    given = [flag for flag in _ONE_OF if getattr(options, flag.replace("-", "_"))]
+    if options.multirun and not (options.cfg or options.info):  # those have words of their own
+        given.append("multirun")
+    if len(given) > 1:
+        named = " and ".join(f"--{flag}" for flag in given)
+        raise ConfigError(f"{named} are different things to do. Give one of them.")
     return options
+
+
+_ONE_OF = ("run", "cfg", "info", "shell-completion", "hydra-help")  # what a command does
 
 
 def _add_folders(options: argparse.Namespace) -> list[str]:
@@ -353,7 +371,8 @@ def _add_folders(options: argparse.Namespace) -> list[str]:
     return overrides
 
 
-def _check_completion(overrides: list[str]) -> None:
+def _check_completion(overrides: list[str]) -> str:
+    """What is asked for: install, uninstall, or query."""
     what, _, shell = " ".join(overrides).partition("=")
     known = what in ("install", "uninstall", "query") and shell in ("bash", "zsh", "fish")
     if not known or (what == "query" and "COMP_LINE" not in os.environ):
@@ -362,6 +381,33 @@ def _check_completion(overrides: list[str]) -> None:
             f"{' '.join(overrides) or 'nothing'}; query=SHELL is the shell's own question. Write "
             'eval "$(zoo --shell-completion install=bash)".'
         )
+    return what
+
+
+def _complete(question: list[str]) -> int:
+    """Print what may follow the line so far. No word about mistakes: it would stand in that line.
+
+    hydra knows groups and settings, but neither zoo's flags nor its subcommands.
+    """
+    from zoo.compose import fill_in, prepare
+
+    line = os.environ["COMP_LINE"]
+    head, _, word = line.rpartition(" ")
+    try:
+        with redirect_stderr(io.StringIO()):
+            settled = shlex.split(head)[1:]  # after the name of the program
+            if word.startswith("-") or (settled and settled[0] in SUBCOMMANDS):
+                return 0
+            options = _parse(settled)
+            # hydra splits at spaces; a text that holds one changes nothing that can follow.
+            overrides = [one for one in _add_folders(options) if not any(map(str.isspace, one))]
+            os.environ["COMP_LINE"] = " ".join(["zoo", "-m", *fill_in(prepare(overrides)), word])
+            name = [f"--config-name={options.config_name}"] if options.config_name else []
+            return _through_hydra(["--shell-completion", *name, *question])
+    except (Exception, SystemExit):
+        return 0
+    finally:
+        os.environ["COMP_LINE"] = line
 
 
 def _check_shown(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -428,8 +474,16 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             "-m runs all combinations of values given by commas, and none are given. Write, for "
             "example, zoo -m algorithm=ppo,grpo seed=0,1,2."
         )
+    from zoo.distributed import expected_processes
     from zoo.launch import expand, sweep, swept
 
+    if (processes := expected_processes()) > 1:
+        raise ConfigError(
+            f"-m starts a process for each of its runs, and {processes} processes are here already "
+            f"(WORLD_SIZE={processes}, from torchrun or the like): each would start the whole "
+            "sweep. Run zoo -m … without torchrun, or give torchrun one run at a time: "
+            f"torchrun --nproc_per_node {processes} -m zoo seed=0 …"
+        )
     check = partial(check_job, config_name=options.config_name or "config", folders={})
     launchers = [one for one in overrides if one.startswith("hydra/launcher=")]
     if launchers and not launchers[-1].endswith("=basic"):
@@ -470,6 +524,7 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
         command.append(f"--config-name={options.config_name}")
     at_once = [] if options.jobs is None else [f"--jobs={options.jobs}"]
     rest = [one for one in overrides if one not in launchers]
+    check = partial(check, own_launcher=True)
     return sweep([*at_once, *rest], check=check, command=command)
 
 

@@ -26,6 +26,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -75,17 +76,23 @@ def config_dir() -> Path:
     )
 
 
-def compose(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictConfig:
+def compose(
+    overrides: Sequence[str], config_name: str = CONFIG_NAME, of_sweep: bool = False
+) -> DictConfig:
     """The configuration that these overrides describe, values not yet checked.
 
+    Args:
+        of_sweep: they are a job of zoo's own launcher, which runs no sweep that a file describes.
     Raises:
         ConfigError: an unknown option or key, a value that cannot be read, or a missing folder.
     """
     with hydra_session():
-        return compose_here(overrides, config_name)
+        return compose_here(overrides, config_name, of_sweep)
 
 
-def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> DictConfig:
+def compose_here(
+    overrides: Sequence[str], config_name: str = CONFIG_NAME, of_sweep: bool = False
+) -> DictConfig:
     """`compose` inside an open `hydra_session`."""
     with translated(overrides):
         overrides = prepare(overrides)
@@ -98,6 +105,7 @@ def compose_here(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Di
                     raise
                 cfg = hydra_compose(config_name, overrides=filled, return_hydra_config=True)
         _check_choices(cfg)
+        _check_mode(cfg.hydra, of_sweep)
         with open_dict(cfg):
             del cfg["hydra"]
         return cfg
@@ -119,6 +127,35 @@ def _check_choices(cfg: DictConfig) -> None:
                     f"{homes[0]} sets nothing of the run: a recipe begins with the line "
                     f"`# @package _global_`. Add it."
                 )
+
+
+def _check_mode(hydra: DictConfig, of_sweep: bool) -> None:
+    """Refuse what asks hydra for a sweep and would be passed over in silence."""
+    if hydra.mode == RunMode.MULTIRUN:
+        raise ConfigError(
+            "hydra.mode is MULTIRUN, and zoo runs a sweep only where -m asks for it. Take the key "
+            "out of the recipe or the command, and write zoo -m …"
+        )
+    if not of_sweep:
+        return
+    for group in ("launcher", "sweeper"):
+        if (name := hydra.runtime.choices.get(f"hydra/{group}")) != "basic":
+            launcher = f"={name}" if group == "launcher" else "=joblib"
+            raise ConfigError(
+                f"hydra/{group} is {name}, and this sweep runs by zoo's own launcher, which has no "
+                f"use for it. Write zoo -m hydra/launcher{launcher} … to run by hydra's, or take "
+                f"hydra/{group} out of the recipe or the command."
+            )
+    for key, value in hydra.sweeper.items():
+        if key == "_target_" or value is None or value == {}:
+            continue
+        instead = "--jobs N"
+        if key == "params":
+            instead = " ".join(f"{name}={values}" for name, values in value.items())
+        raise ConfigError(
+            f"hydra.sweeper.{key} is set (to {value}), which zoo's own launcher does not read. "
+            f"Take it out, and write zoo -m {instead} …"
+        )
 
 
 @contextmanager
@@ -216,6 +253,11 @@ def prepare(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(
                 "hydra.job.chdir=true would start the jobs in other folders, where relative paths "
                 "(output, files of data) mean others. Leave it out; output=DIR says where runs go."
+            )
+        if f"{override.key_or_group}.".startswith("hydra.sweeper.params."):
+            raise ConfigError(
+                f"{override.input_line}: values to run through stand on the command line by "
+                "themselves. Write zoo -m seed=0,1 …"
             )
         if override.key_or_group == "hydra.searchpath":
             extra = [str(folder) for folder in _as_list(override)]
@@ -583,7 +625,9 @@ def _explain_missing(error: MissingConfigException) -> str:
     first = str(error).strip().splitlines()[0]
     where = re.match(r"In '([^']+)'", first)
     inside = f" (asked for in {where[1]}.yaml)" if where and where[1] != CONFIG_NAME else ""
-    names = list(error.options or [])
+    names = error.options
+    if names is None:  # asked for by a file: hydra lists them for the command line alone
+        names = [option.name for option in _options_quietly(group)]
     near = did_you_mean(name, names, f"{group}=")
     listed = f" Options: {', '.join(names)}." if names else f" The group {group} has no options."
     if group in GROUPS:

@@ -101,8 +101,14 @@ def installed_algorithms(names: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: one of `names` is not on the search path.
     """
-    from zoo.compose import compose_here, hydra_session, options, put_working_directory_on_path
-    from zoo.instantiate import build, did_you_mean
+    from zoo.compose import (
+        compose_here,
+        hydra_session,
+        options,
+        put_working_directory_on_path,
+        translated,
+    )
+    from zoo.instantiate import build, did_you_mean, plain
 
     put_working_directory_on_path()
     found: dict[str, Any] = {}
@@ -116,7 +122,9 @@ def installed_algorithms(names: Sequence[str] = ()) -> dict[str, Any]:
                 )
         for name in names or there:
             try:
-                node = compose_here([f"algorithm={name}"]).get("algorithm")
+                overrides = [f"algorithm={name}"]
+                with translated(overrides):  # reading a value is what finds a wrong ${…}
+                    node = plain(compose_here(overrides).get("algorithm"))
                 found[name] = build(node, "algorithm")
             except ConfigError as error:
                 found[name] = error
