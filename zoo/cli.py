@@ -758,6 +758,7 @@ def algorithms_main(argv: Sequence[str]) -> int:
         table.add_column(column, overflow="fold")
     broken = 0
     with hydra_session(), translated(overrides):
+        compose_here(overrides)  # a mistake in the command is told once
         for option in options("algorithm"):
             try:
                 cfg = compose_here([*overrides, f"algorithm={option.name}"])

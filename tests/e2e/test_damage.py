@@ -238,7 +238,7 @@ def test_what_is_in_the_way_in_a_run_folder_is_replaced_or_named(
     assert (others / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nowhere"])
+@pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nowhere", "half of it"])
 def test_a_best_policy_that_is_gone_is_sought_anew(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,8 +250,12 @@ def test_a_best_policy_that_is_gone_is_sought_anew(
             run_small(tmp_path, *RUNS["grpo"])
     folder = folder_of(tmp_path)
     assert json.loads((folder / "best.json").read_text())["step"] < 4
+    saved = (folder / "best" / "model.safetensors").read_bytes()
     shutil.rmtree(folder / "best")
-    if kind != "nothing":
+    if kind == "half of it":
+        (folder / "best").mkdir()
+        (folder / "best" / "model.safetensors").write_bytes(saved[: len(saved) // 2])
+    elif kind != "nothing":
         put_in_the_way(folder / "best", kind, folder)
     summary = run_small(tmp_path, *RUNS["grpo"])
     assert summary["best"] == json.loads((folder / "best.json").read_text())

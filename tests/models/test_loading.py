@@ -215,6 +215,17 @@ def test_weights_that_a_folder_lacks_are_not_drawn(setting: str, tmp_path: Path)
         load_trained(ModelConfig(path=str(tmp_path)), 0, setting)
 
 
+def test_layers_that_only_the_weights_have_are_told(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(ModelConfig(path=str(tmp_path)))
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 1}))
+    with pytest.warns(UserWarning, match=r"no layer for \(model\.layers\.1\.input_layernorm"):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
 def test_a_head_tied_to_the_embeddings_is_no_missing_weight(tmp_path: Path) -> None:
     model = llama(tie_word_embeddings=True)
     model.save_pretrained(tmp_path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError, RunConfig
+from zoo.data.rows import expanded
 from zoo.measure.progress import display
 
 HELP = """zoo evaluate model=NAME_OR_FOLDER [data=…] [evaluate.problems=N] [out=FILE] [key=value …]
@@ -23,14 +25,14 @@ folder. out=FILE keeps the full record, one JSON line for each set. Examples:
 
 def main(argv: Sequence[str]) -> int:
     """The command; prints a table and returns 0."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or {"-h", "--help"} & set(argv):
         print(HELP)
         return 0
     overrides, out = [], None
     for word in argv:
         key, _, value = word.partition("=")
         if key == "out":
-            out = Path(value)
+            out = _writable(value)
         elif key == "model":
             overrides += model_overrides(value)
         else:
@@ -42,10 +44,35 @@ def main(argv: Sequence[str]) -> int:
     records = evaluate(config)
     print_scores(records)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(json.dumps(record) + "\n" for record in records))
+        with _told_of(out):
+            out.write_text("".join(json.dumps(record) + "\n" for record in records))
         print(out)
     return 0
+
+
+def _writable(value: str) -> Path:
+    """The file to write, tried before anything is computed for it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if not value:
+        raise ConfigError("out= names no file. Write, for example, out=scores.jsonl.")
+    out = expanded(value, "out")
+    with _told_of(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()
+    return out
+
+
+@contextmanager
+def _told_of(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"out={out} cannot be written: {error.strerror or error}. Give another file."
+        ) from error
 
 
 def model_overrides(value: str) -> list[str]:

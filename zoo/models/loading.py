@@ -8,9 +8,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,11 +211,30 @@ def load_model(config: ModelConfig, seed: int = 0, setting: str = "model.path") 
                 f"{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}, so they would be "
                 "random. Is the folder whole, and its config.json that of its weights?"
             )
+        _tell_of_surplus(model, facts["unexpected_keys"], f"{setting}={config.path}")
     if config.architecture is None:
         check_finite(model, f"{setting}={config.path}")
     if config.activation_checkpointing:
         _recompute_activations(model)
     return model
+
+
+def _tell_of_surplus(model: torch.nn.Module, surplus: Iterable[str], owner: str) -> None:
+    """Warn of layers that the weights have and config.json does not: it is another model."""
+    stacks = {found[1] for name, _ in model.named_parameters() if (found := _LAYER.match(name))}
+    layers = sorted(
+        name for name in surplus if (found := _LAYER.match(name)) and found[1] in stacks
+    )
+    if layers:
+        warnings.warn(
+            f"{owner} has weights that its config.json has no layer for ({', '.join(layers[:2])}"
+            f"{f' and {len(layers) - 2} more' if len(layers) > 2 else ''}): they are left out, so "
+            "this is not the model that was saved. Is config.json that of the weights?",
+            stacklevel=2,
+        )
+
+
+_LAYER = re.compile(r"(.*?)\.\d+\.")  # a weight of a stack of layers
 
 
 def _from_scratch(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:

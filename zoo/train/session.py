@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from zoo.batch import Batch
 from zoo.build import Run
@@ -400,13 +400,13 @@ class Session:
         self._check_best()
 
     def _check_best(self) -> None:
-        """Seek the best policy anew where the folder of the one so far is gone."""
+        """Seek the best policy anew where the folder of the one so far is gone or damaged."""
         best, target = self.progress.best, self.folder / "best"
-        if best and not from_main(any(target.glob("*.safetensors"))):
+        if best and not from_main(_has_weights(target)):
             self.recorder.warning(
                 "best_gone",
                 f"{target}, the best policy so far ({best['metric']} {best['value']:.4g} at step "
-                f"{best['step']}), is gone: the best from here on is kept in its place.",
+                f"{best['step']}), is gone or damaged: the best from here on is kept in its place.",
             )
             self.progress.best = None
             if is_main():
@@ -533,6 +533,18 @@ class Session:
             self.recorder.warning(
                 "empty_batch", "no group carried a signal, so the step made no update."
             )
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether there are weights in a saved policy's folder, and all files of them are whole."""
+    files = list(folder.glob("*.safetensors"))
+    try:
+        for file in files:
+            with safe_open(file, "pt"):  # compares the length with the header's
+                pass
+    except (OSError, SafetensorError):
+        return False
+    return bool(files)
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, list[float]]:
