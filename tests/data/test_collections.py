@@ -4,6 +4,7 @@ import json
 import socket
 import time
 
+import pyarrow
 import pytest
 
 from zoo.config import ConfigError
@@ -363,6 +364,22 @@ def test_hub_rows_are_read_like_those_of_a_file(monkeypatch):
     assert asked == [("owner/made", None, "train", "abc")]  # read once
     with pytest.raises(ConfigError, match=r"no column 'prompt'.*data\.columns\.prompt"):
         Hub(name="owner/made", columns={}).prompts()
+
+
+def test_short_floats_and_odd_times_of_the_hub_are_those_of_a_file(monkeypatch):
+    import datasets
+
+    answers = pyarrow.array([3.1, 0.1], pyarrow.float32())
+    odd = pyarrow.array([2**62] * 2, pyarrow.timestamp("ms"))
+    columns = {"prompt": ["a", "b"], "answer": answers, "when": odd}
+    table = datasets.Dataset(pyarrow.table(columns))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **settings: table)
+    with pytest.warns(LeftOut, match=r"owner/made: left out the column 'when'"):
+        prompts = Hub(name="owner/made", heldout=0.0).prompts()
+    read = [p.columns for p in prompts]
+    assert read == [{"answer": gold, "style": "math"} for gold in ("3.1", "0.1")]
+    with pytest.raises(ConfigError, match=r"owner/made has the column 'when' \(timestamp\[ms\]\)"):
+        Hub(name="owner/made", columns={"answer": "when"}, heldout=0.0).prompts()
 
 
 def test_hub_settings_out_of_range():

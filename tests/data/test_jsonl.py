@@ -3,8 +3,10 @@
 import contextlib
 import gzip
 import json
+import math
 import os
 import random
+import re
 import warnings
 from datetime import date
 from decimal import Decimal
@@ -17,8 +19,10 @@ from zoo.build import check
 from zoo.compose import compose
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
+from zoo.data.left_out import LeftOut
 from zoo.data.rows import Kind
 from zoo.instantiate import structured
+from zoo.types import Completion
 
 CUT_OFF = gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40]  # no time of day in a test's id
 
@@ -484,6 +488,61 @@ def test_golds_of_a_table_may_be_decimals_and_json_has_no_infinite_one(tmp_path)
     path = write(tmp_path / "a.jsonl", ['{"prompt": "Q", "answer": 1e999}'])
     with pytest.raises(ConfigError, match="line 1: answer must be finite, got inf"):
         JSONL(path=path, heldout=0.0).prompts()
+
+
+@pytest.mark.parametrize("short", [pyarrow.float16(), pyarrow.float32(), pyarrow.float64()])
+def test_floats_of_any_width_are_the_decimals_that_were_written(short, tmp_path):
+    # three digits fit in sixteen bits, and this whole number, whose shortest there is 65500
+    numbers = [0.1, 3.1, -2.7, 145.0, 0.001, 12.25, 65504.0]
+    listed = pyarrow.list_(short)
+    inner = pyarrow.list_(pyarrow.struct({"b": short, "c": pyarrow.string()}))
+    of = {  # a row's value → its type
+        "answer": (lambda n: n, short),
+        "one": (lambda n: n, short),
+        "none": (lambda n: None, short),
+        "infinite": (lambda n: math.inf, short),
+        "many": (lambda n: [n, None], listed),
+        "fixed": (lambda n: [n, n], pyarrow.list_(short, 2)),
+        "nested": (
+            lambda n: {"a": [{"b": n, "c": "x"}], "d": None},
+            pyarrow.struct({"a": inner, "d": listed}),
+        ),
+        "mapped": (lambda n: [("k", n)], pyarrow.map_(pyarrow.string(), short)),
+    }
+    columns = {k: pyarrow.array([make(n) for n in numbers], kind) for k, (make, kind) in of.items()}
+    table = pyarrow.table({"prompt": [f"Q{n}" for n in numbers], **columns})
+    file = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(table, file)
+    data = JSONL(path=str(file), heldout=0.0)
+    for number, prompt in zip(numbers, data.prompts(), strict=True):
+        want = {name: make(number) for name, (make, _) in of.items() if name != "answer"}
+        gold = str(int(number) if number.is_integer() else number)
+        assert prompt.columns == {**want, "answer": gold, "style": "math"}
+    answers = [Completion(rf"\boxed{{{number}}}", (1,), (), False) for number in numbers]
+    assert data.verifier()(data.prompts(), answers).total == [1.0] * len(numbers)
+
+
+NOT_HELD = {  # values that are fine in a table, and in Python are not
+    "timestamp[ms]": pyarrow.array([2**62], pyarrow.timestamp("ms")),
+    "timestamp[us, tz=Mars/Olympus]": pyarrow.array([1], pyarrow.timestamp("us", "Mars/Olympus")),
+    "date32[day]": pyarrow.array([2**30], pyarrow.date32()),
+    "duration[s]": pyarrow.array([2**62], pyarrow.duration("s")),
+    "string": pyarrow.array([b"\xff"]).view(pyarrow.string()),
+    "list<element: date32[day]>": pyarrow.array([[2**30]], pyarrow.list_(pyarrow.date32())),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_HELD)
+def test_a_column_that_python_cannot_hold_is_left_out_unless_it_is_used(kind, tmp_path):
+    file = tmp_path / "x.parquet"
+    table = pyarrow.table({"prompt": ["Q"], "answer": ["1"], "when": NOT_HELD[kind]})
+    pyarrow.parquet.write_table(table, file)
+    named = rf"the column 'when' \({re.escape(kind)}\), which Python cannot hold \(\w+Error: "
+    with pytest.warns(LeftOut, match=rf"x\.parquet: left out {named}"):
+        (prompt,) = JSONL(path=str(file), heldout=0.0).prompts()
+    assert prompt.columns == {"answer": "1", "style": "math"}
+    with pytest.raises(ConfigError, match=rf"x\.parquet has {named}.*as texts"):
+        JSONL(path=str(file), heldout=0.0, columns={"answer": "when"}).prompts()
 
 
 def test_parquet_tables_are_read_and_their_bad_rows_named(tmp_path):

@@ -12,6 +12,7 @@ from zoo.data.arithmetic import Arithmetic
 from zoo.data.digits import Digits
 from zoo.data.ifeval import IFEval
 from zoo.data.jsonl import JSONL
+from zoo.data.left_out import LeftOut
 from zoo.data.mixture import BySource, Mixture, Until, interleave
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Kind, content_of
@@ -343,6 +344,10 @@ DIGITS = {"_target_": "zoo.data.digits.Digits", "weight": 1}
             {"a": {**DIGITS, "weight": 0}},
             r"data\.parts\.a\.weight must be above 0 .*got 0\. .*~data\.parts\.a",
         ),
+        *(
+            ({"a": {**DIGITS, "weight": w}}, r"data\.parts\.a\.weight must be above 0 \(1e-100 to")
+            for w in (10**400, 1e-310, math.inf, math.nan, -1.0)  # 1 / 1e-310 is infinite
+        ),
         ({"a": {**DIGITS, "weight": "x"}}, r"data\.parts\.a\.weight must be a number, got 'x'"),
         ({"a": {"_target_": "zoo.data.digits.Digits"}}, r"a\.weight must be a number, got None"),
         (
@@ -403,6 +408,38 @@ def test_pairs_of_several_files_are_mixed(tmp_path):
     pairs = data.pairs()
     assert Counter(p.prompt.columns["source"] for p in pairs) == {"a": 3, "b": 3}
     assert {p.chosen for p in pairs} == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "other"),
+    [
+        ("examples", {"completion": "x"}, {"completion": "y"}),
+        ("pairs", {"chosen": "x", "rejected": "y"}, {"chosen": "x", "rejected": "z"}),
+        ("rankings", {"completions": ["x", "y"]}, {"completions": ["y", "x"]}),
+        ("labelled", {"completion": "x", "label": True}, {"completion": "x", "label": False}),
+    ],
+)
+def test_another_answer_to_a_prompt_of_an_earlier_part_is_no_repeat(kind, same, other, tmp_path):
+    files = {"a": [same] * 3, "b": [same, other, other]}
+    parts = {}
+    for name, rows in files.items():
+        lines = [json.dumps({"prompt": f"q{i}", **row}) for i, row in enumerate(rows)]
+        (tmp_path / name).write_text("\n".join(lines))
+        parts[name] = JSONL(path=str(tmp_path / name), kind=Kind(kind))
+    with pytest.warns(LeftOut, match=r"data\.parts\.b: left out 1 of 3 rows that an earlier"):
+        rows = getattr(Mixture(parts, until=Until.longest), kind)()
+    assert Counter(content_of(row.prompt) for row in rows) == {"q0": 1, "q1": 2, "q2": 2}
+
+
+def test_a_prompt_that_is_judged_on_is_in_no_row_whatever_the_completion():
+    class Other(Few):
+        def examples(self):
+            return [Example(ask("q1"), "another"), Example(ask("r"), "reply")]
+
+    data = mixed(Few(heldout=("q1", "other")), Other(prefix="r"))
+    with pytest.warns(LeftOut, match="are also"):
+        examples = data.examples()
+    assert {content_of(e.prompt) for e in examples} & {"q1", "r"} == {"r"}
 
 
 # IFEval ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,11 @@ DAMAGED = {
         evals(**{"pass@k": {"x": 1}}),
         evals(**{"pass@k": {"0": 1}}),
         evals(**{"pass@k": [1]}),
+        evals(**{"pass@k": {"2": math.nan}}),
+        evals(outcomes=[[math.nan, 0], [0, 0]], **{"pass@k": None}),
+        evals(greedy_outcomes=[math.inf, 0]),
+        evals(accuracy=math.nan),
+        evals(greedy=-1.0),
     ],
     "memory.json": [b'{"components": [1, 2], "phases": 3}', b'{"phases": 3}', b'{"probes": [3]}'],
     "meta.json": [b"[1]", b"{", b'{"machine": 3}'],
@@ -169,6 +175,7 @@ def test_a_whole_record_is_no_damaged_one(tmp_path: Path):
     ("name", "content", "words"),
     [
         ("evals.jsonl", evals(outcomes=[[1, 0]]), "heldout at step 1 has 1 outcomes for 2 problem"),
+        ("evals.jsonl", evals(accuracy=math.nan), "heldout at step 1 has the share nan"),
         ("evals.jsonl", evals(**{"pass@k": {"x": 1}}), "invalid literal for int"),
         ("memory.json", b'{"components": [1]}', "AttributeError: 'list' object"),
     ],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.left_out import remembered
-from zoo.data.rows import Kind, Malformed, Reader, Row, without_overlap
+from zoo.data.rows import Kind, Malformed, Reader, Row, rows_of, without_overlap
 from zoo.data.table import (
     Table,
     check_heldout,
@@ -82,20 +83,26 @@ def _read(
     kind, columns, *rest = key
     reader = Reader(kind, dict(columns), *rest)
     malformed = Malformed(f"{place[0]} ({place[2]})")
-    rows = load_hub(*place)
+    rows = load_hub(*place, used=reader.used())
     return finish(reader.convert(rows, malformed), len(rows), malformed, reader, max_malformed)
 
 
 def load_hub(
-    name: str, subset: str | None = None, split: str = "train", revision: str | None = None
+    name: str,
+    subset: str | None = None,
+    split: str = "train",
+    revision: str | None = None,
+    used: Iterable[str] = (),
 ) -> list[Row]:
     """The rows of a hub data set, numbered from 1.
 
     Whether the hub answers at all is asked first, with a limit of seconds: without a network the
     client's own retries take minutes. Then the local cache alone is tried.
 
+    Args:
+        used: columns that must not be left out (see `rows_of`).
     Raises:
-        ConfigError: not on the hub, or neither within reach nor cached.
+        ConfigError: not on the hub, neither within reach nor cached, or a column of no use.
     """
     import datasets
     import datasets.config
@@ -125,7 +132,7 @@ def load_hub(
         ) from error
     finally:
         hub_constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-    return [(index, dict(row)) for index, row in enumerate(table, 1)]
+    return rows_of(table.with_format("arrow")[:], name, used)
 
 
 def hub_answers(endpoint: str) -> bool:

@@ -99,6 +99,6 @@ def _read(
     kind, columns, *rest = key
     reader = Reader(kind, dict(columns), *rest)
     malformed = Malformed(path)
-    rows, total = read_jsonl(path, malformed)
+    rows, total = read_jsonl(path, malformed, reader.used())
     found = reader.convert(rows, malformed)
     return finish(found, total, malformed, reader, max_malformed)

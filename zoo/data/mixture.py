@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from zoo.config import ConfigError
 from zoo.data.left_out import LeftOut, remembered
 from zoo.data.rows import content_of, without_duplicates, without_overlap
-from zoo.data.table import missing_golds
+from zoo.data.table import missing_golds, repr_of
 from zoo.rewards.check import RESERVED
 from zoo.rewards.score import Patience, fingerprint, score
 from zoo.types import (
@@ -114,8 +113,9 @@ class Mixture:
     Every part is a data set with a `weight`, and perhaps a `reward` of its own that replaces its
     verifier in training. A prompt's column `source` and its id begin with the part's name. From a
     part that has more than its share the prompts are taken in an order that depends on their ids
-    alone, because published files are often sorted by subject. Nothing is repeated: a prompt that
-    two parts have counts for the first, and one that any part judges on is trained on by none.
+    alone, because published files are often sorted by subject. Nothing is repeated: a prompt (or
+    pair, …) that two parts have counts for the first, and a prompt that any part judges on is
+    trained on by none.
 
     Evaluation: `heldout` is the union of the parts' held-out problems, each judged by its own
     part's check, in the shares of the weights for as long as all parts last (the first
@@ -272,7 +272,8 @@ class Mixture:
             own = [row for row, prompt in zip(own, prompts, strict=True) if id(prompt) in kept]
             if own and isinstance(own[0], Prompt):
                 own = without_duplicates(own, content_of, where)
-            new = [row for row in own if content_of(_prompt_of(row)) not in seen]
+            says = [content_of(row) if isinstance(row, Prompt) else repr_of(row) for row in own]
+            new = [row for row, said in zip(own, says, strict=True) if said not in seen]
             if len(new) < len(own):
                 warnings.warn(
                     f"{where}: left out {len(own) - len(new)} of {len(own)} rows that an earlier "
@@ -280,7 +281,7 @@ class Mixture:
                     LeftOut,
                     stacklevel=2,
                 )
-            seen |= {content_of(_prompt_of(row)) for row in new}
+            seen.update(says)
             if not new:
                 raise ConfigError(f"{where} has nothing of its own to train on. Leave it out.")
             found[name] = new
@@ -349,10 +350,10 @@ def _part(name: Any, node: Any) -> Part:
         raise ValueError(
             f"{where}.weight must be a number, got {weight!r}. Try {where}.weight=1.0."
         )
-    if not (weight > 0 and math.isfinite(weight)):
+    if not 1e-100 <= weight <= 1e100:  # beyond, counts divided by weights are no numbers
         raise ValueError(
-            f"{where}.weight must be above 0 and finite, got {weight}. Leave the part out with "
-            f"~{where}, or try {where}.weight=1.0."
+            f"{where}.weight must be above 0 (1e-100 to 1e100), got {weight!s:.40}. Leave the part "
+            f"out with ~{where}, or try {where}.weight=1.0."
         )
     reward: Any = settings.pop("reward", None)
     if reward is not None:

@@ -132,20 +132,25 @@ def _lines(numbers: list[int]) -> str:
 # reading -----------------------------------------------------------------------------------------
 
 
-def read_jsonl(path: str | Path, malformed: Malformed) -> tuple[list[Row], int]:
+def read_jsonl(
+    path: str | Path, malformed: Malformed, used: Iterable[str] = ()
+) -> tuple[list[Row], int]:
     """The JSON objects of a file with one a line, and how many lines there were, blank ones apart.
 
     A byte order mark, CRLF line ends and lines of any length are fine; `.gz` is unpacked. A line
     that is no JSON object goes to `malformed`. A `.json` file may be one array of objects instead,
-    and a `.parquet` file a table; their rows are numbered from 1.
+    and a `.parquet` file a table; their rows are numbered from 1. A column of a table whose values
+    Python cannot hold is left out with a warning.
 
+    Args:
+        used: columns that must not be left out.
     Raises:
         ConfigError: no such file, one that cannot be read, or it holds no rows at all.
     """
     file = existing(path)
     try:
         if _format(file) == ".parquet":
-            return _from_table(file)
+            return _from_table(file, used)
         return _from_lines(file, malformed)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(
@@ -167,25 +172,85 @@ def _opened(file: Path) -> Any:
     return gzip.open(file, "rb") if _packed(file) else file.open("rb")
 
 
-def _from_table(file: Path) -> tuple[list[Row], int]:
+def _from_table(file: Path, used: Iterable[str]) -> tuple[list[Row], int]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with _opened(file) as content:
-            table = pyarrow.parquet.ParquetFile(content)
-            names, items = table.schema_arrow.names, table.read().to_pylist()
+            table = pyarrow.parquet.ParquetFile(content).read()
     except (pyarrow.ArrowException, ValueError) as error:
         what = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(f"{file} is no readable parquet file: {what}.") from error
+    if not (table.num_rows and table.num_columns):
+        raise ConfigError(f"{file} has no rows. Give a table with one row an example.")
+    return rows_of(table, str(file), used), table.num_rows
+
+
+def rows_of(table: Any, source: str, used: Iterable[str]) -> list[Row]:
+    """The rows of a table of pyarrow, numbered from 1.
+
+    A column whose values Python cannot hold is left out with a warning.
+
+    Args:
+        used: columns that must not be left out.
+    Raises:
+        ConfigError: one of these cannot be held, or a name is there twice.
+    """
+    import pyarrow
+
+    names = table.schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"{file} has the column {twice[0]!r} twice, so no row has one value of it. Rename "
+            f"{source} has the column {twice[0]!r} twice, so no row has one value of it. Rename "
             "one of them."
         )
-    if not items:
-        raise ConfigError(f"{file} has no rows. Give a table with one row an example.")
-    return list(enumerate(items, 1)), len(items)
+    items: list[dict[str, Any]] = [{} for _ in range(table.num_rows)]
+    for name, column in zip(names, table.columns, strict=True):
+        try:
+            values = column.to_pylist()
+        except (pyarrow.ArrowException, ValueError, ArithmeticError, LookupError) as error:
+            # A time before year 1, an unknown time zone, text that is no UTF-8.
+            what = (
+                f"the column {name!r} ({column.type!s:.60}), which Python cannot hold "
+                f"({type(error).__name__}: {str(error).partition(chr(10))[0]:.80})"
+            )
+            if name in used:
+                raise ConfigError(
+                    f"{source} has {what}. Write it as texts or numbers, or name another column in "
+                    "data.columns."
+                ) from error
+            warnings.warn(f"{source}: left out {what}.", LeftOut, stacklevel=2)
+            continue
+        if "float" in str(column.type):  # neither "double" nor "decimal128"
+            values = [_widened(value, column.type) for value in values]
+        for item, value in zip(items, values, strict=True):
+            item[name] = value
+    return list(enumerate(items, 1))
+
+
+def _widened(value: Any, kind: Any) -> Any:
+    """The value with each short float as the double of its shortest decimal.
+
+    As doubles, 3.1 in float32 is 3.0999999046325684: no gold that an answer could match.
+    """
+    import numpy
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if types.is_float16(kind) or types.is_float32(kind):
+        if float(value).is_integer():  # exact as it is; the shortest of 65504 is 65500
+            return float(value)
+        short = numpy.float16 if types.is_float16(kind) else numpy.float32
+        return float(str(short(value)))
+    if types.is_struct(kind):
+        return {field.name: _widened(value[field.name], field.type) for field in kind}
+    if types.is_map(kind):
+        return [(_widened(k, kind.key_type), _widened(v, kind.item_type)) for k, v in value]
+    if types.is_nested(kind):
+        return [_widened(one, kind.value_type) for one in value]
+    return value
 
 
 def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
@@ -395,7 +460,7 @@ class Reader:
     def _prompt(self, line: int, row: Mapping[str, Any]) -> Prompt:
         value = self._value(row, "prompt")
         answer = self._value(row, "answer") if "answer" in OPTIONAL[self.kind] else None
-        columns = {k: v for k, v in row.items() if k not in self._used()}
+        columns = {k: v for k, v in row.items() if k not in self.used()}
         if answer is not None:
             number = isinstance(answer, int | float | Decimal) and not isinstance(answer, bool)
             if not (number or (isinstance(answer, str) and answer.strip())):
@@ -431,7 +496,8 @@ class Reader:
         # The line, not a column `id`: it is unique.
         return Prompt(f"{self.source}:{line}", messages=turns, text=text, columns=columns)
 
-    def _used(self) -> set[str]:
+    def used(self) -> set[str]:
+        """The columns that have a meaning for this kind."""
         names = REQUIRED[self.kind] + OPTIONAL[self.kind]
         return {self.columns.get(name, name) for name in names}
 
@@ -501,7 +567,7 @@ class Reader:
 
     def _refuse_unnamed_marks(self, row: Mapping[str, Any], outputs: list[Any]) -> None:
         """A number for each completion under another name may say that they are not best first."""
-        found = [name for name in row.keys() - self._used() if _numbers(row[name], len(outputs))]
+        found = [name for name in row.keys() - self.used() if _numbers(row[name], len(outputs))]
         if all(isinstance(output, dict) for output in outputs):
             inside = outputs[0].keys()
             found += [k for k in inside if _numbers([o.get(k) for o in outputs], len(outputs))]

@@ -330,7 +330,16 @@ def _ask_summary(summary: dict[str, Any]) -> None:
 
 
 def _ask_evaluation(evaluation: Evaluation) -> None:
-    _ = evaluation.per_problem(Measure.accuracy), evaluation.per_problem(Measure.greedy)
+    shares = [evaluation.record.get("accuracy"), evaluation.record.get("greedy")]
+    shares += evaluation.pass_at.values()
+    for measure in (Measure.accuracy, Measure.greedy):
+        shares += evaluation.per_problem(measure).values()
+    for share in shares:
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(
+                f"the evaluation of {evaluation.set} at step {evaluation.step} has the share "
+                f"{share}, which does not lie between 0 and 1."
+            )
     for k in evaluation.pass_at:
         _ = evaluation.per_problem(Measure.pass_k, k)
 
