@@ -202,7 +202,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("evaluate model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
     ("evaluate model=tiny out=", ["out=", "no file", "out=scores.jsonl"]),
     ("evaluate model=tiny out=/dev", ["out=/dev", "Is a directory", "another file"]),
-    ("evaluate model=tiny out=/dev/null/x", ["out=/dev/null/x", "cannot be written", "another file"]),
+    (
+        "evaluate model=tiny out=/dev/null/x",
+        ["out=/dev/null/x", "cannot be written", "another file"],
+    ),
     ("fetch smollm2_135m nope", ["'nope'", "smollm2_135m"]),
     ("algorithms foo", ["'foo' is no key=value"]),
     ("evaluate model=./nope", ["model.path=./nope", "does not exist"]),

@@ -151,13 +151,142 @@ def test_code_is_what_it_names_too_but_not_what_it_counts(
     assert len({first, told(limit=2), told(inner=2), told(deep=2)}) == 4
 
 
+# Ways in which a reward leans on code and values; VALUE is what somebody edits, in either module.
+LEANING = {
+    "imported inside": (
+        "def f(c):\n  from leans_on import g\n  return g(c)",
+        "def g(c): return VALUE",
+    ),
+    "imported inside whole": (
+        "def f(c):\n  import leans_on as h\n  return h.g(c)",
+        "def g(c): return VALUE",
+    ),
+    "imported inside a package": (
+        "def f(c):\n  from leans_in import part\n  return part.g(c)",
+        "def g(c): return VALUE",
+    ),
+    "imported by what is imported": (
+        "import leans_in.between\ndef f(c): return leans_in.between.g(c)",
+        "def g(c): return VALUE",
+    ),
+    "pattern": ("import re\nP = re.compile('VALUE')\ndef f(c): return P.findall(c)", ""),
+    "pattern of another module": (
+        "from leans_on import P\ndef f(c): return P.findall(c)",
+        "import re\nP = re.compile('x', VALUE)",
+    ),
+    "instance": (
+        "class J:\n  def g(self, c): return VALUE\nj = J()\ndef f(c): return j.g(c)",
+        "",
+    ),
+    "state of an instance": (
+        "from leans_on import J\nj = J(VALUE)\ndef f(c): return j.g(c)",
+        "class J:\n  def __init__(self, v): self.v = v",
+    ),
+    "instance of another module": (
+        "from leans_on import j\ndef f(c): return j.g(c)",
+        "class J:\n  def __init__(self, v): self.v = v\nj = J(VALUE)",
+    ),
+    "instance that a class keeps": (
+        "from leans_on import J\nclass f:\n  j = J()",
+        "class J:\n  def g(self, c): return VALUE",
+    ),
+    "made by a function": (
+        "from leans_on import make\nj = make()\ndef f(c): return j(c)",
+        "import functools, operator\ndef make(): return operator.itemgetter(VALUE)",
+    ),
+    "list": ("w = ['a']\nw.append('VALUE')\ndef f(c): return c in w", ""),
+    "cached helper": (
+        "from leans_on import g\ndef f(c): return g(c)",
+        "from functools import lru_cache\n@lru_cache\ndef g(c): return VALUE",
+    ),
+    "cached itself": ("import functools\n@functools.cache\ndef f(c): return VALUE", ""),
+    "cached helper of a cached method": (
+        "import functools\nfrom leans_on import g\nclass f:\n  @functools.cache\n"
+        "  def __call__(self, c): return g(c)",
+        "import functools\n@functools.cache\ndef g(c): return VALUE",
+    ),
+    "names in a ring": (
+        "j = [0]\nj += [lambda: j]\ndef g(c): return f, VALUE\ndef f(c): return j, g",
+        "",
+    ),
+    "star": (
+        "from leans_on import *\ndef f(c): return j.g(c), w",
+        "class J:\n  def g(self, c): return VALUE\nj = J()\nw = ('a',)",
+    ),
+}
+
+
+def write_leaning(folder: Path, kind: str, value: str) -> None:
+    for name in [n for n in sys.modules if n.startswith("leans_")]:
+        del sys.modules[name]
+    reward, helper = (text.replace("VALUE", value) for text in LEANING[kind])
+    (folder / "leans_in").mkdir(exist_ok=True)
+    (folder / "leans_in/__init__.py").write_text("")
+    (folder / "leans_in/between.py").write_text("from . import part\nfrom .part import g")
+    (folder / "leans_in/part.py").write_text(helper)
+    (folder / "leans_on.py").write_text(helper)
+    (folder / "leans_here.py").write_text(reward)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("kind", LEANING)
+def test_an_edit_of_whatever_code_leans_on_is_noticed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    told = []
+    for value in ("2", "2", "8"):
+        write_leaning(tmp_path, kind, value)
+        module = importlib.import_module("leans_here")
+        told.append(identity(module.f))
+        if "inside" in kind:  # before it runs and after
+            assert not {"leans_on", "leans_in"} & set(sys.modules)
+            module.f("")
+            assert identity(module.f) == told[-1]
+    assert told[0] == told[1] != told[2]
+
+
+def test_another_process_tells_the_same_of_what_code_leans_on(tmp_path: Path) -> None:
+    code = (
+        "import sys, functools\nfrom pathlib import Path\nfrom tests.test_identity import *\n"
+        f"folder = Path({str(tmp_path)!r})\nsys.path.insert(0, str(folder))\n"
+        "for kind in LEANING:\n"
+        "    write_leaning(folder, kind, '2')\n"
+        "    print(identity(importlib.import_module('leans_here').f))\n"
+    )
+    first, second = told_by_processes(code)
+    assert first == second and len(set(first.split())) == len(LEANING)
+
+
+def test_what_changes_while_code_runs_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "runs_on.py").write_text(
+        "import functools, random\nseen = {}\nclass J:\n  calls = 0\n"
+        "  def g(self): self.calls += 1\nj, dice = J(), random.Random()\n"
+        "@functools.cache\ndef h(c): return c\n"
+        "def f(c):\n  seen[c] = dice.random()\n  j.g()\n  return h(c)\n"
+    )
+    module = importlib.import_module("runs_on")
+    before = identity(module.f)
+    module.f("a")
+    assert identity(module.f) == before and module.j.calls == 1
+
+
 def test_another_process_tells_the_same() -> None:
     code = (
         "from tests.test_identity import *\n"
         "words = {'a', 'b', 'c', 'd', frozenset({'x', 'y', 'z'})}\n"
         "print(identity([enclosing(1.0), Inner(1.0), words, np.arange(3), Path('x')]))"
     )
-    told = {
+    first, second = told_by_processes(code)
+    assert first == second != ""
+
+
+def told_by_processes(code: str) -> list[str]:
+    return [
         subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "PATH": "", "OMP_NUM_THREADS": "1"},
@@ -167,5 +296,4 @@ def test_another_process_tells_the_same() -> None:
             check=True,
         ).stdout
         for seed in ("1", "2")
-    }
-    assert len(told) == 1 and told != {""}
+    ]

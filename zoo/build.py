@@ -21,7 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from zoo.algorithms.base import Algorithm, DataKind, checked_state, needs_of
 from zoo.allocator import keep_freed_memory
 from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, Schedule, TooLong, TrainConfig
-from zoo.data.fitting import SHARE, context_of, cut_groups, fitting, fitting_prompts
+from zoo.data.fitting import (
+    SHARE,
+    context_of,
+    cut_groups,
+    distinct_groups,
+    fitting,
+    fitting_prompts,
+)
 from zoo.data.left_out import heard
 from zoo.data.offered import check_offers, overlap, rows_of, sets_of
 from zoo.data.reference_cache import reference_logprobs
@@ -290,24 +297,26 @@ class Start:
         return kept
 
     def fitting_groups(self, groups: list[Group], train: TrainConfig) -> list[Group]:
-        """The groups that fit the model's context; those cut or left out become a note."""
+        """The groups to train on, within the model's context; those cut or left out are noted."""
         limits = (context_of(self.policy.model), train.max_row_tokens)
         limit = min((limit for limit in limits if limit is not None), default=None)
         if train.too_long is not TooLong.drop and limit is not None and groups:
             kept, note = cut_groups(groups, limit, Truncation(train.too_long.value))
             self.notes += [("cut", note)] if note else []
-            return kept
-        kept, note = fitting(
-            groups,
-            tokens=lambda g: len(g.prompt.token_ids) + max(map(len, g.completions)),
-            name=lambda g: g.prompt.id,
-            context=limit,
-            what="training rows",
-            way_out="Cut them (train.too_long=keep_start, or keep_end), leave them out, or use a "
-            "model with a longer one.",
-            limit_name="the model's context" if limit == limits[0] else "train.max_row_tokens",
-        )
-        self.notes += [("too_long", note)] if note else []
+        else:
+            kept, note = fitting(
+                groups,
+                tokens=lambda g: len(g.prompt.token_ids) + max(map(len, g.completions)),
+                name=lambda g: g.prompt.id,
+                context=limit,
+                what="training rows",
+                way_out="Cut them (train.too_long=keep_start, or keep_end), leave them out, or use "
+                "a model with a longer one.",
+                limit_name="the model's context" if limit == limits[0] else "train.max_row_tokens",
+            )
+            self.notes += [("too_long", note)] if note else []
+        kept, note = distinct_groups(kept)
+        self.notes += [("left_out", note)] if note else []
         return kept
 
 
@@ -798,6 +807,8 @@ def _sampled_pairs(config: RunConfig, start: Start, start_hash: str, task: Task)
         key["labels"] = True
     if config.train.reward_on_error is OnError.abstain:
         key["reward_on_error"] = "abstain"
+    if config.model.matmul_precision != "highest":
+        key["matmul_precision"] = config.model.matmul_precision
 
     def make() -> PairSet:
         what = config.algorithm.needs.data if labels else DataKind.pairs
@@ -836,6 +847,7 @@ def _gold(
     return {
         example.prompt.id: (tuple(ids), example.completion)
         for example, ids in zip(examples, encoded, strict=True)
+        if ids
     }
 
 
@@ -861,6 +873,8 @@ def _cached_reference(
 
     precision = config.model.compute_dtype  # another arithmetic gives other log-probs
     name = start_hash if precision in (None, config.model.dtype) else f"{start_hash}:{precision}"
+    if config.model.matmul_precision != "highest":
+        name += f":{config.model.matmul_precision}"
     seen = 0
 
     def progress(done: int, total: int) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
 import functools
 import hashlib
+import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import types
+import warnings
 from collections.abc import Collection, Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
@@ -19,16 +25,19 @@ CODE_KEYS = ("_target_", "fn")  # of a mapping or an object: a text under them i
 _CODE = (types.FunctionType, type, types.ModuleType)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_SITES = {"site-packages", "dist-packages"}  # also those of another environment or of the user
 _NUMBERS_READ = 2**20  # of each tensor
 
 
 def identity(value: Any) -> str:
     """Eight hexadecimal digits, equal in every process for equal code and equal state.
 
-    Of a function counts its source, its defaults, what it encloses, and the functions, classes,
-    modules and single values of its module that it names; of a functools.partial its parts; of an
-    object its class and all its attributes. Code of zoo and of libraries counts by its name alone,
-    and what cannot be looked into (a lock, a connection) by its type.
+    Of a function counts its source, its defaults, what it encloses, the modules it imports, and
+    what it names of its module: functions, classes, modules and single values as they are, others
+    (objects, lists) by the statements that make them; of a module its source and the modules it
+    imports; of a functools.partial its parts; of an object its class and all its attributes. Code
+    of zoo and of libraries counts by its name alone, and what cannot be looked into (a lock, a
+    connection) by its type.
     """
     return _Walk(value).of(value)[:8]
 
@@ -57,11 +66,11 @@ class _Walk:
     def __init__(self, root: Any) -> None:
         while isinstance(root, functools.partial):
             root = root.func
-        named = root if inspect.isroutine(root) or isinstance(root, type) else type(root)
         # A reward in an installed package is looked into, what it imports from others is not.
-        self._package = _package(getattr(named, "__module__", None))
+        self._package = _package(getattr(root, "__module__", None) or type(root).__module__)
         self._inside: dict[int, int] = {}  # id → depth, of what is being told: it may hold itself
         self._known: dict[int, str] = {}  # id of code → what was told of it
+        self._made: dict[tuple[int, str], str] = {}  # a global → what was told of its making
 
     def of(self, value: Any) -> str:
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
@@ -93,6 +102,8 @@ class _Walk:
             yield from sorted(map(self.of, value))
         elif isinstance(value, list | tuple):
             yield from map(self.of, value)
+        elif isinstance(value, re.Pattern):  # which only pickle itself takes apart
+            yield from map(self.of, (value.pattern, value.flags))
         elif torch is not None and isinstance(value, torch.Tensor):
             yield f"{value.dtype} {tuple(value.shape)}"
             with contextlib.suppress(RuntimeError):  # on the meta device, say
@@ -120,8 +131,8 @@ class _Walk:
             reduced = value.__reduce_ex__(4)
         except Exception:  # a lock, a file, or a mistake in a method of the user's
             reduced = (kind, (), getattr(value, "__dict__", None))
-        if isinstance(reduced, str):  # the name of something global
-            yield reduced
+        if isinstance(reduced, str):  # the name of something global: of a cached function, say
+            yield from (reduced, self.of(kind), self.of(_wrapped(value)))
             return
         function, arguments, *states = reduced
         yield from (self.of(function), self.of(kind), self.of(arguments))
@@ -137,6 +148,9 @@ class _Walk:
         yield f"{module}.{getattr(value, '__qualname__', '')}"
         if not self._looked_into(module):
             return
+        if isinstance(value, types.ModuleType):
+            yield from self._modules({module})
+            return
         source = ""
         with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, say
             source = inspect.getsource(value)
@@ -146,36 +160,87 @@ class _Walk:
             for item in vars(value).values():
                 item = getattr(item, "fget", None) or getattr(item, "func", item)  # properties
                 item = getattr(item, "__func__", item)  # static methods and class methods
+                if not isinstance(item, types.FunctionType):
+                    item = _wrapped(item) or item  # cached methods
                 if isinstance(item, types.FunctionType):
-                    yield from self._named(item)
+                    yield from self._named(item.__code__, item.__globals__)
+                elif self._looked_into(type(item).__module__):
+                    yield self.of(type(item))
         elif isinstance(value, types.FunctionType):
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
                 yield from _bytecode(value.__code__)
             cells = [_content(cell) for cell in value.__closure__ or ()]
             yield from map(self.of, (value.__defaults__, value.__kwdefaults__, cells))
-            yield from self._named(value)
+            yield from self._named(value.__code__, value.__globals__)
 
-    def _named(self, function: types.FunctionType) -> Iterator[str]:
-        """What a function names of its module. What code changes while it runs is no part of it."""
-        for name in sorted(_globals(function.__code__)):
-            value = function.__globals__.get(name)
-            if isinstance(value, (*_CODE, functools.partial)):
+    def _named(self, code: types.CodeType, namespace: dict[str, Any]) -> Iterator[str]:
+        """What code names of its module, and what it imports itself."""
+        for name in sorted(_globals(code)):
+            value = namespace.get(name)
+            if isinstance(value, (*_CODE, functools.partial, re.Pattern)):
                 yield self._item(name, value)
-            elif type(value) in _PLAIN and name in function.__globals__:
+                if isinstance(value, types.ModuleType) and self._looked_into(value.__name__):
+                    yield self._making(name, namespace)  # of a package: which modules of it
+            elif type(value) not in _PLAIN:
+                yield self._making(name, namespace)
+            elif name in namespace:
                 yield _hash(name, repr(value))
+        yield from self._modules(_imports(code, namespace.get("__package__")))
+
+    def _making(self, name: str, namespace: dict[str, Any]) -> str:
+        """A global by the statements that make it: what code changes in it is no part of it."""
+        key, value = (id(namespace), name), namespace[name]
+        if key in self._made:
+            return self._made[key]
+        self._made[key] = _hash("again", name)
+        module, told = str(namespace.get("__name__")), list[str]()
+        there = getattr(sys.modules.get(module), "__dict__", None) is namespace
+        if there and self._looked_into(module):
+            for text, code in _statements(_source(module)).get(name, ()):
+                told += [text, *self._named(code, namespace)]
+        own = self._looked_into(type(value).__module__)
+        if own:
+            told.append(self.of(type(value)))
+        if not told or (own and len(told) == 1):  # a notebook's, say, or from a module's *
+            fixed = own or isinstance(value, tuple | frozenset) or _wrapped(value) is not None
+            told += [self.of(value)] if fixed else []
+        self._made[key] = _hash(name, *told)
+        return self._made[key]
+
+    def _modules(self, names: Collection[str]) -> Iterator[str]:
+        """The sources of modules and of all that they import. Nothing is imported for it."""
+        found, todo = dict[str, str](), list(names)
+        while todo:
+            name = todo.pop()
+            if name not in found and self._looked_into(name):
+                found[name] = _source(name)
+                if not _installed(_file(name)):  # of a package, thousands
+                    todo += _imports_of(found[name], getattr(_spec(name), "parent", None))
+        for name in sorted(found):
+            yield _hash(name, found[name])
 
     def _looked_into(self, module: str | None) -> bool:
         package = _package(module)
-        if package in ("zoo", "builtins", ""):
+        if module is None or package in ("zoo", "builtins", ""):
             return False
-        file = getattr(sys.modules.get(module or ""), "__file__", None)
+        file = _file(module)
         if file is None:
-            return package in ("__main__", self._package)
-        return package == self._package or not file.startswith(_LIBRARIES)
+            return module in sys.modules and package in ("__main__", self._package)
+        return package == self._package or not _installed(file)
 
 
 def _package(module: str | None) -> str:
     return (module or "").split(".")[0]
+
+
+def _file(module: str) -> str | None:
+    file, spec = getattr(sys.modules.get(module), "__file__", None), _spec(module)
+    return spec.origin if file is None and spec is not None and spec.has_location else file
+
+
+def _installed(file: str | None) -> bool:
+    parts = Path(file or "").parts
+    return bool(file and file.startswith(_LIBRARIES)) or not _SITES.isdisjoint(parts)
 
 
 def _globals(code: types.CodeType) -> set[str]:
@@ -189,6 +254,98 @@ def _globals(code: types.CodeType) -> set[str]:
         if isinstance(inner, types.CodeType):
             found |= _globals(inner)
     return found - stored
+
+
+def _imports(code: types.CodeType, package: str | None) -> set[str]:
+    """Modules that code imports, and what it imports from them, which may be modules too."""
+    found: set[str] = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            # Beyond the top of its package: somebody else's error to name.
+            with contextlib.suppress(ImportError, ValueError):
+                name = importlib.util.resolve_name("." * level.argval + step.argval, package)
+                found |= {name, *(f"{name}.{item}" for item in names.argval or ())}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _imports(inner, package)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports_of(source: str, package: str | None) -> frozenset[str]:
+    code = _compiled(source)
+    return frozenset(_imports(code, package) if code else ())
+
+
+@functools.lru_cache(maxsize=1024)
+def _statements(source: str) -> dict[str, list[tuple[str, types.CodeType]]]:
+    """Name → the statements at the top of a module that bind it or change what it holds."""
+    found: dict[str, list[tuple[str, types.CodeType]]] = {}
+    lines = source.splitlines()
+    with contextlib.suppress(SyntaxError, ValueError):
+        for statement in ast.parse(source).body:
+            if (code := _compiled(ast.Module([statement], []))) is None:
+                continue
+            above = [item.lineno for item in getattr(statement, "decorator_list", ())]
+            text = "\n".join(lines[min([statement.lineno, *above]) - 1 : statement.end_lineno])
+            for name in _bound(statement):
+                found.setdefault(name, []).append((text, code))
+    return found
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    found: set[str] = set()
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue  # what is inside is bound there
+        if isinstance(node, ast.alias):
+            found.add(node.asname or node.name.split(".")[0])
+        elif isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+            found.add(_holder(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.add(_holder(node.func))  # names.append("more")
+        todo += ast.iter_child_nodes(node)
+    return found
+
+
+def _holder(node: ast.AST) -> str:
+    """The name that `name`, `name.part` and `name[0]` begin with."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return getattr(node, "id", "")
+
+
+def _compiled(source: Any) -> types.CodeType | None:
+    with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
+        warnings.simplefilter("ignore")  # whoever imports the module is told
+        return compile(source, "<source>", "exec", dont_inherit=True)
+    return None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is or would be imported from; importlib's own imports the packages above."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__spec__", None)
+    above = module.rpartition(".")[0]
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        if not above:
+            return importlib.util.find_spec(module)
+        places = getattr(_spec(above), "submodule_search_locations", None)
+        return None if places is None else PathFinder.find_spec(module, places)
+    return None
+
+
+def _source(module: str) -> str:
+    loader = getattr(_spec(module), "loader", None)
+    with contextlib.suppress(Exception):  # no file, or none in Python
+        if loader is not None:
+            return loader.get_source(module) or ""
+        return inspect.getsource(sys.modules[module])  # a script that is being run
+    return ""
 
 
 def _bytecode(code: types.CodeType) -> Iterator[str]:
@@ -205,6 +362,10 @@ def _computed(kind: type, name: Any) -> bool:
     if name == "_zoo_node":
         return True
     return isinstance(inspect.getattr_static(kind, str(name), None), functools.cached_property)
+
+
+def _wrapped(value: Any) -> Any:
+    return inspect.getattr_static(value, "__wrapped__", None)  # asks no proxy, which may refuse
 
 
 def _content(cell: Any) -> Any:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.e2e.small import folder_of, run_small
+from tests.e2e.small import SMALL, folder_of, run_small
 from tests.train.modules import ScriptedPolicy, captured, rows
 from tests.train.test_update import step
 from zoo.algorithms.dpo import DPO
 from zoo.algorithms.sft import SFT
+from zoo.compose import compose
 from zoo.config import ConfigError
-from zoo.data.fitting import cut_group, cut_groups
+from zoo.data.fitting import cut_group, cut_groups, distinct_groups
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import Truncation
+from zoo.instantiate import structured
 from zoo.models.models import Models
+from zoo.train.run import run
 from zoo.types import Prompt
 
 START, END = Truncation.keep_start, Truncation.keep_end
@@ -69,6 +73,41 @@ def test_B63_rows_without_completion_are_dropped_and_counted() -> None:
         cut_groups([group(8, 6)] * 2, 8, START)
 
 
+A, B, AB = (1, 9), (2, 9), (1, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("completions", "labels", "present", "kept"),
+    [
+        ((A, B), (), (), True),
+        ((A, A), (), (), False),  # a pair: each place is a rank
+        ((A, B, AB), (2.0, 1.0, 0.0), (), True),
+        ((A, B, A), (2.0, 1.0, 0.0), (), False),
+        ((A, B, A), (1.0, 0.0, 1.0), (), True),  # equals among equals
+        ((A, B, (), ()), (1.0, 0.0, 0.0, 0.0), (True, True, False, False), True),
+        ((A, (), ()), (1.0, 0.0, 0.0), (True, True, False), False),  # not written
+        (((),), (), (), False),
+        ((A,), (1.0,), (), True),
+    ],
+)
+def test_groups_that_cannot_be_told_apart_are_left_out(
+    completions: tuple[tuple[int, ...], ...],
+    labels: tuple[float, ...],
+    present: tuple[bool, ...],
+    kept: bool,
+) -> None:
+    texts = ("",) * len(completions)
+    one = Group(Prompt("odd", token_ids=(5,)), completions, texts, labels, (), present)
+    assert distinct_groups([group(1, 1)])[1] == ""
+    found, told = distinct_groups([group(1, 1), one])
+    assert (one in found) == kept and len(found) == 1 + kept
+    assert told.startswith("" if kept else "1 of 2 training rows ") and bool(told) != kept
+    if not kept:
+        assert "odd. They are left out." in told
+        with pytest.raises(ConfigError, match=r"2 of 2 .*odd, odd\. Nothing is left to train on"):
+            distinct_groups([one, one])
+
+
 @pytest.mark.parametrize("how", [START, END])
 def test_B63_what_is_left_trains_with_a_finite_loss(how: Truncation) -> None:
     kept, _ = cut_groups([group(6, 6), group(8, 6), group(3, 9)], 8, how)
@@ -110,3 +149,34 @@ def test_B63_run_cuts_where_the_config_says_so_and_tells(
     assert "were cut to 12 tokens (keep_end)" in told
     with pytest.raises(ConfigError, match=r"train.max_row_tokens must be at least 2"):
         run_small(tmp_path / "one", *small[:-2], "train.max_row_tokens=1")
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "orpo", "reward_model"])
+def test_pairs_that_the_cut_makes_equal_are_told_and_not_trained_or_judged(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    long = "1 " * 30
+    rows = [{"prompt": f"q{i}", "chosen": long + "a", "rejected": long + "b"} for i in range(4)]
+    words = [one for one in SMALL if not one.startswith("data.")]
+    words += [f"algorithm={algorithm}", "data=jsonl", f"data.path={tmp_path / 'rows.jsonl'}"]
+    words += ["data.kind=pairs", "train.steps=1", "train.max_row_tokens=20", "train.groups=2"]
+    words += ["train.too_long=keep_start", f"output={tmp_path / 'out'}", "measure.memory=false"]
+    words += ["evaluate.heldout_pairs=0.5"] if algorithm == "reward_model" else []
+
+    def train(rows: list[dict[str, str]]) -> Path:
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        run(structured(compose(words)))
+        return folder_of(tmp_path / "out")
+
+    with pytest.raises(ConfigError, match=r"4 of 4 training rows have the same tokens .*other end"):
+        train(rows)
+    # Here a stop token that the data spell is all that the two have in common.
+    rows += [{"prompt": f"p{i}", "chosen": "1<eos>a", "rejected": "1<eos>b"} for i in range(4)]
+    folder = train(rows)
+    told = (folder / "warnings.jsonl").read_text()
+    assert "4 of 8 training rows have the same tokens" in told and "jsonl:1, " in told
+    metrics = json.loads((folder / "metrics.jsonl").read_text())
+    assert metrics["length/mean"] == 7  # 1 < e os > a, and the stop; a cut row has 18 or so
+    judged = (folder / "eval_samples.jsonl").read_text()
+    assert ("1<eos>a" in judged) == (algorithm == "reward_model") and "1 1" not in judged

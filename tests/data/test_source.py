@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,25 @@ def test_a_resumed_source_goes_on_at_its_place() -> None:
     resumed.load_state_dict(cut.state_dict())
     for step in range(5, 9):
         assert ids(resumed.next(step).batch) == ids(batches[step - 1])
+
+
+def test_the_content_hash_is_of_everything_that_a_group_trains_on() -> None:
+    group = Group(Prompt("p", token_ids=(1, 2)), ((3, 4), (5,)), ("a", "b"), labels=(1.0, 0.0))
+    changes: list[dict[str, Any]] = [
+        {},
+        {"prompt": Prompt("p", token_ids=(1, 3))},
+        {"completions": ((5,), (3, 4))},
+        {"completions": ((3,), (4, 5))},
+        {"prompt": Prompt("p", token_ids=(1,)), "completions": ((2, 3, 4), (5,))},
+        {"labels": (0.0, 1.0)},
+        {"strengths": (0.5, 0.0)},
+        {"present": (True, False)},
+    ]
+    sets = [[dataclasses.replace(group, **change), *pair_groups(2)] for change in changes]
+    sets += [sets[0][:2], sets[0][::-1]]
+    assert len({made(groups).content_hash for groups in sets}) == len(sets)
+    again = [dataclasses.replace(group, texts=("b", "c")), *pair_groups(2)]  # shown, not trained on
+    assert made(again).state_dict() == made(sets[0]).state_dict()
 
 
 def test_two_processes_share_the_groups_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.generation import GenerationConfig
 
 from zoo.config import ConfigError
@@ -183,9 +183,73 @@ def test_b68_nothing_after_the_first_stop_token():
     assert cut_at_stop([7, 2, 8, 9], (2,)) == ([7, 2], True)
     assert cut_at_stop([7, 8], (2,)) == ([7, 8], False)
     tokenizer = byte_tokenizer()
-    ids = encode_completion(tokenizer, Prompt("p", text="x"), "yes<eos>no<eos>", (2,))
+    ids = encode_completion(tokenizer, Prompt("p", text="x"), "yes<eos><eos>", (2,))
     assert decode_completion(tokenizer, ids, (2,)) == "yes"
     assert ids.count(2) == 1
+
+
+def piece_tokenizer(eos="<eos>", prepend="always"):
+    """SentencePiece's kind: begins a text with a space, and has the special tokens as pieces."""
+    signs = ["▁", "\n", *map(chr, range(33, 127))]
+    pieces = [("<unk>", -9.0), ("<pad>", 0.0), (eos, 0.0), *((sign, -5.0) for sign in signs)]
+    inner = Tokenizer(models.Unigram(pieces, unk_id=0))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
+    inner.decoder = decoders.Metaspace(prepend_scheme=prepend)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=eos, unk_token="<unk>", pad_token="<pad>"
+    )
+
+
+SPELLING = {
+    **TEMPLATES,
+    "raw": byte_tokenizer(),
+    "pieces": piece_tokenizer(),
+    "pieces, first": piece_tokenizer(prepend="first"),
+    "python": ByT5Tokenizer(eos_token="<eos>"),
+}
+
+
+@pytest.mark.parametrize("prompt", [Prompt("p", text="x"), ask()], ids=["raw", "turns"])
+@pytest.mark.parametrize("tokenizer", SPELLING.values(), ids=SPELLING)
+def test_special_tokens_that_a_completion_spells_are_text(tokenizer, prompt):
+    eos = tokenizer.eos_token
+    stops = stop_token_ids(tokenizer, None)
+    special = set(tokenizer.all_special_ids)
+    for text in (f"In HTML{eos} 3 <pad>more", f"{eos}b", f"a{eos}b", f"a{eos}c"):
+        ids = encode_completion(tokenizer, prompt, text, stops)
+        end = next(i for i, token in enumerate(ids) if token in stops)
+        assert tokenizer.decode(ids[:end]).strip() == text and end == len(ids) - 1
+        assert not special & set(ids[:end])
+    # The one that a text ends with is the one that ends it, whichever the template has.
+    for text in (f"It is 4.{eos}", f"It is 4.{eos}{eos}\n"):
+        ids = encode_completion(tokenizer, prompt, text, stops)
+        plain = encode_completion(tokenizer, prompt, "It is 4.", stops)
+        assert ids == [*plain[:-1], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("tokenizer", SPELLING.values(), ids=SPELLING)
+def test_special_tokens_that_a_turn_spells_are_text_and_the_templates_own_are_not(tokenizer):
+    eos = tokenizer.eos_token
+    clean, hostile = (render_prompt(tokenizer, ask(f"a{word}b")) for word in ("", eos))
+    special = set(tokenizer.all_special_ids)
+    assert [i for i in hostile if i in special] == [i for i in clean if i in special]
+    assert tokenizer.decode(hostile) == tokenizer.decode(clean).replace("ab", f"a{eos}b")
+    # Nothing of it is left in the tokenizer.
+    assert render_prompt(tokenizer, ask("ab")) == clean
+
+
+def test_special_tokens_of_a_raw_prompt_are_its_own():
+    rendered = Prompt("p", text="<|im_start|>user\na<|im_end|>")
+    ids = render_prompt(byte_tokenizer(bos=False), rendered)
+    assert (ids[0], ids[-1], len(ids)) == (3, 4, 8)  # between them: u s e r, a newline, a
+
+
+def test_stop_token_that_cannot_be_text_leaves_the_completion_unwritten():
+    tokenizer = piece_tokenizer(eos="~")  # one character: nowhere to break it
+    prompts = [Prompt("p", text="x")] * 3
+    a, b, stop = tokenizer.convert_tokens_to_ids(["a", "b", "~"])
+    found = encode_completions(tokenizer, prompts, ["a~b", "ab~", "ab"], (stop,))
+    assert found[0] == [] and found[1] == found[2] and found[1][-3:] == [a, b, stop]
 
 
 def test_b66_eos_is_kept_once_though_it_is_the_padding_token():

@@ -59,6 +59,14 @@ def test_bfloat16_arithmetic_trains_float32_weights(tmp_path: Path, algorithm: s
     assert json.loads((folder / "meta.json").read_text())["float32_matmul_precision"] == "highest"
 
 
+def test_no_cache_is_shared_between_precisions(tmp_path: Path) -> None:
+    for number, setting in enumerate(("highest", "medium", "highest"), 1):
+        overrides = [*SHORT, "algorithm=dpo", f"model.matmul_precision={setting}"]
+        run_small(tmp_path / f"{number}", *overrides, "evaluate.last=false")
+        for files in ("pairs/*.jsonl", "reference/*.safetensors"):
+            assert len(list((tmp_path / "cache").glob(files))) == min(number, 2), files
+
+
 def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     for setting in ("compute_dtype=int8", "matmul_precision=low"):
         with pytest.raises(ValueError, match=rf"model\.{setting.split('=')[0]}"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
+from zoo.train.session import TrainingError
 
 # What the clock and the allocator decide, not the seeds.
 NOT_COMPARED = ("time", "seconds", "tokens_per_second", "memory")
@@ -109,6 +112,38 @@ def test_B98_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_p
     )
     weights = "policy/model.safetensors"
     assert (same[0] / weights).read_bytes() == (same[1] / weights).read_bytes()
+
+
+def random_score(prompts: list[str], completions: list[str]) -> list[float]:
+    return [random.SystemRandom().random() for _ in completions]  # as a judge is, or a timeout
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_a_run_does_not_go_on_with_other_pairs_than_it_began_with(
+    algorithm: str, tmp_path: Path
+) -> None:
+    job = [f"algorithm={algorithm}", "reward=function", f"reward.fn={__name__}.random_score"]
+    killed("zoo.train.loop:_update:4", tmp_path / "run", job)
+    pairs, aside = tmp_path / "cache/pairs", tmp_path / "aside"
+    pairs.rename(aside)
+    with pytest.raises(TrainingError, match=r"step_000002 .*other rows .*cache/pairs .*resume="):
+        run_small(tmp_path / "run", *job)
+    shutil.rmtree(pairs)
+    aside.rename(pairs)
+    assert run_small(tmp_path / "run", *job)["status"] == "finished"
+
+
+def test_a_checkpoint_from_before_rows_had_a_hash_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed("zoo.train.loop:_update:4", tmp_path, RUNS["dpo"])
+    (manifest,) = folder_of(tmp_path).glob("checkpoints/*/manifest.json")
+    source = json.loads(manifest.read_text())["state"]["source"]
+    assert set(source) == {"position", "content_hash"}
+    old = {"position": source["position"]}
+    state = property(lambda checkpoint: {**checkpoint.manifest["state"], "source": old})
+    monkeypatch.setattr("zoo.train.checkpoint.Checkpoint.state", state)
+    assert run_small(tmp_path, *RUNS["dpo"])["status"] == "finished"
 
 
 def test_finished_run_is_returned_and_its_folder_refuses_another_configuration(

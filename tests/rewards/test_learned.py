@@ -122,6 +122,31 @@ def test_row_too_long_is_unscored_and_says_so(words: Path) -> None:
     assert short.total == [None, None]
 
 
+@pytest.mark.parametrize("stop", ["</s>", "."])  # the second is one character: never text
+def test_what_stands_after_a_spelled_stop_token_is_seen_or_the_row_unscored(
+    stop: str, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    if stop == ".":
+        vocabulary = {"<unk>": 0, "<pad>": 1, stop: 2} | {w: i for i, w in enumerate(WORDS, 3)}
+        inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token=stop
+        )
+    from_policy(llama(vocab_size=10), 0).save(tmp_path, tokenizer)
+    reward = Learned(path=str(tmp_path))
+    prompts, completions = asked("one", " two", f" two {stop} four", f" two{stop}")
+    rows = reward.rows(prompts, completions)
+    assert rows[0] == rows[2] == (3, 4, 2)
+    found = reward(prompts, completions)
+    if stop == ".":
+        assert found.total[1] is None and found.reasons == ["", "special_token", ""]
+    else:
+        assert rows[1] == (3, 4, 0, 0, 6, 2)  # two unknown words: < and /s>
+        assert found.total[1] not in (None, found.total[0]) and found.reasons == [""] * 3
+
+
 def test_scorer_is_frozen_and_loaded_once(words: Path) -> None:
     reward = Learned(path=str(words))
     reward.load("cpu")

@@ -105,6 +105,51 @@ def cut_groups(
     return kept, f"{told}." if cut or dropped else ""
 
 
+def distinct_groups(groups: Sequence[Group]) -> tuple[list[Group], str]:
+    """The groups that training can tell apart, and a sentence about the others ("" for none).
+
+    Left out are groups with rows of unequal rank and equal ids, which train on rounding alone, and
+    those with a completion that the tokenizer cannot write.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    unwritten = [group for group in groups if _unwritten(group)]
+    same = [group for group in groups if not _unwritten(group) and _same(group)]
+    told = [
+        f"{len(found)} of {len(groups)} training rows {why}: "
+        + ", ".join(group.prompt.id for group in found[:NAMED])
+        + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+        for found, why in (
+            (unwritten, "spell a stop token that the tokenizer cannot read as text"),
+            (same, "have the same tokens for what is preferred and what is not"),
+        )
+        if found
+    ]
+    if groups and len(unwritten) + len(same) == len(groups):
+        raise ConfigError(
+            f"{'. '.join(told)}. Nothing is left to train on: correct the data, or, where rows "
+            "were cut (train.too_long), raise train.max_row_tokens or keep the other end."
+        )
+    kept = [group for group in groups if not _unwritten(group) and not _same(group)]
+    return kept, f"{'. '.join(told)}. They are left out." if told else ""
+
+
+def _there(group: Group) -> list[int]:
+    return [i for i in range(len(group.completions)) if not group.present or group.present[i]]
+
+
+def _unwritten(group: Group) -> bool:
+    return not all(group.completions[i] for i in _there(group))
+
+
+def _same(group: Group) -> bool:
+    """Whether two rows of unequal rank have the same ids; without labels each place is a rank."""
+    ranks: dict[tuple[int, ...], float] = {}
+    order = group.labels or range(len(group.completions))
+    return any(ranks.setdefault(group.completions[i], order[i]) != order[i] for i in _there(group))
+
+
 def cut_group(group: Group, max_length: int, how: Truncation) -> Group | None:
     """One group, cut (the same object where all of it fits); None: nothing to train is left."""
     prompt = group.prompt.token_ids

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,10 +49,22 @@ class DatasetSource:
     def __post_init__(self) -> None:
         self.order = Order(len(self.groups), self.seed)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.order.position}
+    @cached_property
+    def content_hash(self) -> str:
+        """Of all groups: a position means nothing in other ones."""
+        digest = hashlib.blake2b(digest_size=8)
+        for group in self.groups:
+            rows = (group.prompt.token_ids, *group.completions)
+            told = ([len(row) for row in rows], group.labels, group.strengths, group.present)
+            digest.update(repr(told).encode())
+            for row in rows:
+                digest.update(array("q", row))
+        return digest.hexdigest()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.order.position, "content_hash": self.content_hash}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.order.position = state["position"]
 
     def sync(self, policy: Any) -> None:

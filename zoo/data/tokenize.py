@@ -3,11 +3,15 @@
 The boundary of prompt and completion is a position in a list of ids, never a place in a text: a
 prompt is rendered once, and a completion to imitate is accepted only if the ids of the whole begin
 with the ids of the prompt.
+
+Only chat templates and raw prompts write special tokens. Where one is spelled out in a turn or in a
+completion it is text: it closes no turn, opens none, and hides nothing that comes after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -18,6 +22,7 @@ from zoo.config import ConfigError
 from zoo.types import Prompt
 
 Row = tuple[list[int], list[int]]  # ids of the prompt, ids of the completion
+BREAK = "\ufdd0"  # where a text is tokenized in two: a noncharacter, which data do not have
 
 
 class Truncation(StrEnum):
@@ -73,7 +78,8 @@ def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> li
         for index, ids in zip(chats, rendered, strict=True):
             result[index] = ids
     if texts:
-        encoded = _encode(tokenizer, [plain_text(prompts[i]) for i in texts])
+        spelled = _spelled(tokenizer)
+        encoded = _encode(tokenizer, [_continuable(prompts[i], spelled) for i in texts])
         for index, ids in zip(texts, encoded, strict=True):
             result[index] = ids
     for prompt, ids in zip(prompts, result, strict=True):
@@ -102,6 +108,11 @@ def plain_text(prompt: Prompt) -> str:
     return "\n\n".join(turn["content"] for turn in prompt.messages)
 
 
+def _continuable(prompt: Prompt, spelled: Callable[[str], str]) -> str:
+    """`plain_text`; a raw text may be a rendered chat, so only there special tokens are ones."""
+    return prompt.text if prompt.text is not None else spelled(plain_text(prompt))
+
+
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a raw text, with the tokenizer's own BOS, once, also where the text begins with it."""
     return _encode(tokenizer, [text])[0]
@@ -111,16 +122,62 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
     bos: Any = tokenizer.bos_token
     if bos:
         texts = [text.removeprefix(bos) for text in texts]
-    encoded = [list(ids) for ids in tokenizer(texts)["input_ids"]]
+    firsts = [text.split(BREAK, 1)[0] for text in texts]
+    encoded = [list(ids) for ids in tokenizer(firsts)["input_ids"]]
     # Some tokenizers (T5's, BERT's kind) close a text with EOS; after it nothing is continued.
     eos = tokenizer.eos_token_id
-    return [ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids for ids in encoded]
+    encoded = [ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids for ids in encoded]
+    return _with_rest(tokenizer, encoded, texts)
+
+
+def _encode_bare(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts to which the tokenizer adds nothing."""
+    firsts = [text.split(BREAK, 1)[0] for text in texts]
+    encoded: Any = tokenizer(firsts, add_special_tokens=False)["input_ids"]
+    return _with_rest(tokenizer, [list(ids) for ids in encoded], texts)
+
+
+def _with_rest(
+    tokenizer: PreTrainedTokenizerBase, encoded: list[list[int]], texts: Sequence[str]
+) -> list[list[int]]:
+    """The ids of what comes before each text's first `BREAK`, and of the rest after them."""
+    for ids, text in zip(encoded, texts, strict=True):
+        for part in text.split(BREAK)[1:]:
+            # After a newline: SentencePiece would begin a text of its own with a space.
+            newline, both = (
+                list(tokenizer(one, add_special_tokens=False)["input_ids"])  # pyright: ignore
+                for one in ("\n", "\n" + part)
+            )
+            joined = both[: len(newline)] == newline
+            alone: Any = None if joined else tokenizer(part, add_special_tokens=False)["input_ids"]
+            ids += both[len(newline) :] if joined else alone
+    return encoded
+
+
+def _spelled(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    """What breaks the special tokens in a text in two, so that they are tokenized as text.
+
+    Not by `split_special_tokens`: some tokenizers have none, it is a state of those that do, and
+    vocabularies of words or pieces hold the special tokens too.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    found = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    words = sorted((word for word in found if len(word) > 1), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, words)) or "(?!)")
+    return lambda text: pattern.sub(lambda match: match[0][0] + BREAK + match[0][1:], text)
 
 
 def _chat(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Sequence[dict[str, str]]], generation: bool
 ) -> list[list[int]]:
-    conversations = [[dict(turn) for turn in chat] for chat in chats]
+    spelled = _spelled(tokenizer)
+    conversations = [
+        [
+            {k: spelled(v) if k == "content" and isinstance(v, str) else v for k, v in turn.items()}
+            for turn in chat
+        ]
+        for chat in chats
+    ]
     try:
         texts: Any = tokenizer.apply_chat_template(
             conversations, add_generation_prompt=generation, tokenize=False
@@ -133,8 +190,7 @@ def _chat(
             "data what it refuses."
         ) from error
     # The template writes BOS where the model wants one; the tokenizer must not add another.
-    encoded: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return [list(ids) for ids in encoded]
+    return _encode_bare(tokenizer, texts)
 
 
 def _named(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -223,6 +279,8 @@ def encode_completion(
 ) -> list[int]:
     """The token ids of a completion to imitate; they end with the one stop token they hold.
 
+    A stop token that the text ends with is that one; every other special token in it is text.
+
     The prompt and its completion are tokenized together, and the ids after the prompt's are the
     completion, provided the whole begins with exactly the prompt's ids. Where it does not (a merge
     across the boundary, a template that rewrites replies), the completion is tokenized apart.
@@ -230,10 +288,11 @@ def encode_completion(
     Args:
         tokenizer: of the policy.
         prompt: with or without `token_ids`.
-        text: the completion, without special tokens.
+        text: the completion.
         stop_ids: from `stop_token_ids`.
     Returns:
-        ids of the completion alone, at least the stop token.
+        ids of the completion alone, at least the stop token; none where this tokenizer has no
+        other way to write the text than with a stop token before its end.
     """
     return encode_completions(tokenizer, [prompt], [text], stop_ids)[0]
 
@@ -249,22 +308,41 @@ def encode_completions(
     rendered = iter(_render(tokenizer, missing))
     prompt_ids = [list(p.token_ids) if p.token_ids else next(rendered) for p in prompts]
     whole: list[list[int]] = [[] for _ in prompts]
+    bare, ends = (
+        zip(*_without_stops(tokenizer, texts, stop_ids), strict=True) if texts else ((), ())
+    )
+    spelled = _spelled(tokenizer)
     chats = [i for i, p in enumerate(prompts) if p.messages and tokenizer.chat_template]
     if chats:
-        replies = [
-            [*prompts[i].messages, {"role": "assistant", "content": texts[i]}] for i in chats
-        ]
+        replies = [[*prompts[i].messages, {"role": "assistant", "content": bare[i]}] for i in chats]
         for index, ids in zip(chats, _chat(tokenizer, replies, generation=False), strict=True):
             whole[index] = ids
     plain = sorted(set(range(len(prompts))) - set(chats))
     if plain:
-        joined = [plain_text(prompts[i]) + texts[i] for i in plain]
+        joined = [_continuable(prompts[i], spelled) + spelled(bare[i]) for i in plain]
         for index, ids in zip(plain, _encode(tokenizer, joined), strict=True):
             whole[index] = ids
     return [
-        _completion(tokenizer, start, full, text, stop_ids)
-        for start, full, text in zip(prompt_ids, whole, texts, strict=True)
+        _completion(tokenizer, start, full, spelled(text), end, stop_ids)
+        for start, full, text, end in zip(prompt_ids, whole, bare, ends, strict=True)
     ]
+
+
+def _without_stops(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], stop_ids: Sequence[int]
+) -> list[tuple[str, int | None]]:
+    """The texts without the stop tokens at their ends, and the first of those."""
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    stops: dict[Any, int] = {
+        tokenizer.convert_ids_to_tokens(token): token for token in stop_ids if token in special
+    }
+    result = []
+    for text in texts:
+        end = None
+        while found := next((word for word in stops if text.rstrip().endswith(word)), None):
+            text, end = text.rstrip().removesuffix(found), stops[found]
+        result.append((text, end))
+    return result
 
 
 def _completion(
@@ -272,16 +350,21 @@ def _completion(
     prompt_ids: list[int],
     whole: list[int],
     text: str,
+    end: int | None,
     stop_ids: Sequence[int],
 ) -> list[int]:
     if whole[: len(prompt_ids)] == prompt_ids:
         ids, ended = cut_at_stop(whole[len(prompt_ids) :], stop_ids)
         # Templates may strip or rewrite a reply; what is trained on must say what was given.
-        if decode_completion(tokenizer, ids, stop_ids).strip() == text.strip():
-            return ids if ended else [*ids, stop_ids[0]]
-    apart: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+        said = decode_completion(tokenizer, ids, stop_ids)
+        if said.strip() == text.replace(BREAK, "").strip():
+            stop = ids.pop() if ended else stop_ids[0]
+            return [*ids, stop if end is None else end]
+    (apart,) = _encode_bare(tokenizer, [text])
     ids, ended = cut_at_stop(apart, stop_ids)
-    return ids if ended else [*ids, stop_ids[0]]
+    if ended:
+        return ids if len(ids) == len(apart) else []
+    return [*ids, stop_ids[0] if end is None else end]
 
 
 def decode_completion(

@@ -30,6 +30,8 @@ class Learned:
     tokenizer, so the policy may have another: ids are never handed over. A completion that the
     length limit cut is scored without the stop token, as the unfinished text it is. A row longer
     than `max_length` is left unscored: without its end or its beginning it would be another text.
+    Special tokens that a completion spells are text to it; where its tokenizer cannot have that,
+    the row is left unscored too: nothing after a stop token would be seen.
 
     Raises:
         ConfigError: no path, a folder that is no reward model, (when loaded) no hub within reach,
@@ -148,17 +150,18 @@ class Learned:
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         rows = self.rows(prompts, completions)
         limit = self._limit()
-        fits = [i for i, row in enumerate(rows) if limit is None or len(row) <= limit]
+        fits = [i for i, row in enumerate(rows) if row and (limit is None or len(row) <= limit)]
         scores: list[float | None] = [None] * len(rows)
         for index, score in zip(fits, self._scores([rows[i] for i in fits]), strict=True):
             scores[index] = score
-        reasons = ["" if score is not None else "too_long" for score in scores]
+        reasons = ["too_long" if score is None else "" for score in scores]
+        reasons = [why if row else "special_token" for why, row in zip(reasons, rows, strict=True)]
         return RewardOutput(total=scores, components={"learned": list(scores)}, reasons=reasons)
 
     def rows(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion]
     ) -> list[tuple[int, ...]]:
-        """[B] rows of the reward model's own ids: prompt, completion, stop token."""
+        """[B] rows of the reward model's own ids: prompt, completion, stop token; () for none."""
         _, tokenizer, stops = self._parts
         # Prompts repeat, a group each; the ids that they carry are the policy's.
         keys = [prompt.text or json.dumps(prompt.messages) for prompt in prompts]
@@ -167,7 +170,7 @@ class Learned:
         own = [ours[key] for key in keys]
         encoded = encode_completions(tokenizer, own, [c.text for c in completions], stops)
         return [
-            (*prompt.token_ids, *(ids[:-1] if completion.truncated else ids))
+            (*prompt.token_ids, *(ids[:-1] if completion.truncated else ids)) if ids else ()
             for prompt, completion, ids in zip(own, completions, encoded, strict=True)
         ]
 

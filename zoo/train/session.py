@@ -23,6 +23,7 @@ from zoo.measure.files import RecordError, remove, way_out, write_json
 from zoo.measure.memory import PhaseMemory
 from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
+from zoo.models.loading import cache_folder
 from zoo.models.lora import load_trained_state, trained_state
 from zoo.rewards.score import FAILED
 from zoo.rollout.source import Sampled
@@ -384,6 +385,19 @@ class Session:
                 f"{checkpoint.folder} was trained on another reward (hash {state['reward_hash']}, "
                 f"now {run.reward_hash}): the reward model at reward.path changed. Restore it, or "
                 "start anew with resume=never in another output folder."
+            )
+        rows = getattr(run.source, "content_hash", None)  # None: they are sampled as it goes
+        if state["source"].get("content_hash", rows) != rows:
+            why = "the training data, or the code that makes them, changed"
+            if run.presampled is not None:
+                why = (
+                    f"the pairs or labels sampled for it are gone from {cache_folder() / 'pairs'} "
+                    "and were sampled anew, or the reward or the data changed"
+                )
+            raise TrainingError(
+                f"{checkpoint.folder} was trained on other rows (hash "
+                f"{state['source']['content_hash']}, now {rows}): {why}. Restore them, or start "
+                "anew with resume=never in another output folder."
             )
         for name, trainable in run.trainables.items():
             module = run.accelerator.unwrap_model(trainable.module)
