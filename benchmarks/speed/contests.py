@@ -44,7 +44,7 @@ class Contest:
     workload: str
     algorithm: str
     lengths: str = "fixed"  # natural: texts end where they end
-    extra: str = ""  # cached, sizes
+    extra: str = ""  # cached, sizes, rollouts
     plain: bool = False  # transformers alone and the floors beside
     peers: tuple[str, ...] = ("best",)  # best, or one for each precision
     searched: str = ""  # another contest's search serves here as well
@@ -67,6 +67,7 @@ CONTESTS = (
     Contest("W1", "dpo", "natural", "cached", searched="dpo-W1-natural"),
     Contest("W2", "dpo", "natural", "cached", searched="grpo-W2-fixed"),
     Contest("W2", "grpo", extra="sizes", peers=()),
+    Contest("W2", "grpo", extra="rollouts", peers=()),
     Contest("W1", "ppo", "natural", searched="ppo-W1-fixed"),
     Contest("W1", "dpo", "fixed", searched="dpo-W1-natural"),
     Contest("W2", "dpo", "fixed", searched="grpo-W2-fixed"),
@@ -246,10 +247,15 @@ def _tried(contender: Contender, contest: Contest, place: Place) -> dict[str, An
 def _contenders(contest: Contest, search: Sequence[dict[str, Any]]) -> list[Contender]:
     if contest.extra == "sizes":
         return [
-            Contender("zoo G=4", "zoo", {"prompts": 8, "group_size": 4}),
-            Contender("zoo G=16", "zoo", {"prompts": 2, "group_size": 16}),
+            Contender("zoo G=4", "zoo", {"group_size": 4}),
+            Contender("zoo G=16", "zoo", {"group_size": 16}),
             Contender("zoo C=96", "zoo", {}),
             Contender("zoo C=192", "zoo", {"new_tokens": 192}),
+        ]
+    if contest.extra == "rollouts":  # as many in each
+        return [
+            Contender("zoo 8 × 4", "zoo", {"prompts": 8, "group_size": 4}),
+            Contender("zoo 2 × 16", "zoo", {"prompts": 2, "group_size": 16}),
         ]
     found = [Contender("zoo", "zoo")]
     tried = [one for one in search if one["seconds"] is not None]
@@ -300,7 +306,7 @@ def _spec(contest: Contest, contender: Contender, place: Place, output: str) -> 
         spec["cached"] = True
     if contest.algorithm == "ppo":
         spec["before"] = [str(place.older)]
-    if contender.name == "zoo G=16":  # one group is one micro-batch
+    if contender.settings.get("group_size") == 16:  # one group is one micro-batch
         spec["micro_batch_tokens"] *= 2
     return spec
 

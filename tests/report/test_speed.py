@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.contests import CONTESTS, Contender, Place, _spec
+from benchmarks.speed.contests import CONTESTS, Contender, Place, _contenders, _spec
 from benchmarks.speed.table import BARS, agreement, judge, write
 from benchmarks.speed.workloads import W1, W2
 from benchmarks.speed.zoo_side import overrides
 
+SIZES = ["zoo G=4", "zoo G=16", "zoo C=96", "zoo C=192"]
 PLACE = Place(Path("work"), Path("peer/python"), Path("older"), 2)
 ORIGIN: dict[str, Any] = {
     "commit": "abc", "dirty": False, "versions": {"torch": "2"}, "peers": "1",
@@ -62,6 +63,8 @@ def test_bars_by_hand() -> None:
     assert floor.ratio == 2.0 and floor.met and not floor.at_least
     assert found["training over the floor of matrix products", "W2 fixed"].ratio == 1.25
     assert found["peak RSS of GRPO against TRL amp", "W2 fixed"].ratio == 0.5
+    rollout = found["step per rollout, 4 prompts with G = 16 against G = 4", "W2 fixed"]
+    assert rollout.ratio == 0.25 and not rollout.at_least  # as long a step, four times the rollouts
     assert not found["log-probs against transformers in float32, nats", "W1"].met
     assert found["log-probs against transformers in float32, nats", "W2"].met
 
@@ -113,6 +116,9 @@ def test_every_contest_is_a_run_that_zoo_accepts(contest: Any) -> None:
     spec = _spec(contest, contender, PLACE, "out")
     composed = compose(overrides(spec))
     workload = {"W1": W1, "W2": W2}[contest.workload]
+    sizes = contest.extra in ("sizes", "rollouts")
+    names = [one.name for one in _contenders(contest, [])] if sizes else []
+    assert names == {"sizes": SIZES, "rollouts": ["zoo 8 × 4", "zoo 2 × 16"]}.get(contest.extra, [])
     groups = {"dpo": workload.pairs, "sft": workload.examples}
     assert composed.train.groups == groups.get(contest.algorithm, workload.prompts)
     assert composed.algorithm._target_.lower().endswith(contest.algorithm)

@@ -120,7 +120,7 @@ class BlockDecoding:
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
+        """Go on with these rows only; see `BlockCache.keep`."""
         self.cache.keep(rows)
         self.mask, self.position = self.mask[rows], self.position[rows]
 
@@ -196,9 +196,13 @@ class BlockCache(Cache):
                 setattr(layer, name, torch.cat([getattr(layer, name), wide]))
 
     def keep(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i], which is i or lies behind all that are kept."""
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
         for layer in self.layers:
-            layer.keys = layer.keys.index_select(0, rows)  # pyright: ignore
-            layer.values = layer.values.index_select(0, rows)  # pyright: ignore
+            for name in ("keys", "values"):
+                held = getattr(layer, name)
+                held[moved] = held[rows[moved]]  # a few rows; to copy all costs as much as a step
+                setattr(layer, name, held[: len(rows)])
 
 
 class _Block(CacheLayerMixin):

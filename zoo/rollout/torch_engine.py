@@ -197,8 +197,7 @@ class _Decoder:
                     if joining:
                         left = max(min(at_once * n - joining * n, left), going)
                     if left < done.numel():
-                        # Unfinished rows first, finished ones to fill up; in their old order
-                        chosen = done.to(torch.uint8).argsort(stable=True)[:left].sort().values
+                        chosen = _closed_up(done, left)
                         decoding.keep(chosen)
                         alive = alive[chosen]
                     logits = decoding.step(rows.newest[alive])
@@ -273,6 +272,15 @@ class _Decoder:
                 **{cache_argument(model): cache},
             )
         return out.logits[:, -1], cache, mask
+
+
+def _closed_up(done: Tensor, left: int) -> Tensor:
+    """[left] rows to keep: the first ones, and in the places of those done the last that go on."""
+    chosen = torch.arange(left, device=done.device)
+    last = (~done[left:]).nonzero().squeeze(1) + left
+    free = done[:left].nonzero().squeeze(1)
+    chosen[free[: len(last)]] = last
+    return chosen
 
 
 @contextmanager
