@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -171,3 +172,14 @@ class RunConfig:
 
 class ConfigError(ValueError):
     """A configuration that cannot run: what is wrong, the value, what to do."""
+
+
+def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level: `train.lr` → its value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= by_dotted_name(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

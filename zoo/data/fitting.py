@@ -114,8 +114,9 @@ def distinct_groups(groups: Sequence[Group]) -> tuple[list[Group], str]:
     Raises:
         ConfigError: none is left.
     """
-    unwritten = [group for group in groups if _unwritten(group)]
-    same = [group for group in groups if not _unwritten(group) and _same(group)]
+    kept, unwritten, same = list[Group](), list[Group](), list[Group]()
+    for group in groups:
+        (unwritten if _unwritten(group) else same if _same(group) else kept).append(group)
     told = [
         f"{len(found)} of {len(groups)} training rows {why}: "
         + ", ".join(group.prompt.id for group in found[:NAMED])
@@ -126,12 +127,11 @@ def distinct_groups(groups: Sequence[Group]) -> tuple[list[Group], str]:
         )
         if found
     ]
-    if groups and len(unwritten) + len(same) == len(groups):
+    if groups and not kept:
         raise ConfigError(
             f"{'. '.join(told)}. Nothing is left to train on: correct the data, or, where rows "
             "were cut (train.too_long), raise train.max_row_tokens or keep the other end."
         )
-    kept = [group for group in groups if not _unwritten(group) and not _same(group)]
     return kept, f"{'. '.join(told)}. They are left out." if told else ""
 
 

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from zoo.config import by_dotted_name
 from zoo.functional.rewards import pass_at_k
 
 LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
@@ -471,7 +472,7 @@ def _arm(label: str, runs: Sequence[Run]) -> Arm:
 
 def different_settings(arms: Sequence[Arm]) -> dict[str, list[str]]:
     """The settings in which arms differ: dotted name → the value of each arm."""
-    flat = [_flat(arm.runs[0].config) for arm in arms]
+    flat = [by_dotted_name(arm.runs[0].config) for arm in arms]
     names = dict.fromkeys(name for values in flat for name in values)
     found = {
         name: [str(values.get(name, "–")) for values in flat]
@@ -479,16 +480,6 @@ def different_settings(arms: Sequence[Arm]) -> dict[str, list[str]]:
         if name not in ("name", "seed", "output", "experiment")
     }
     return {name: values for name, values in found.items() if len(set(values)) > 1}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _finite(value: Any) -> float | None:

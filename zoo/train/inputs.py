@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zoo.config import ConfigError, RunConfig
+from zoo.config import ConfigError, RunConfig, by_dotted_name
 from zoo.distributed import gathered, world_size
 from zoo.identity import CODE_KEYS, identity
 from zoo.instantiate import locate, resolved
@@ -88,7 +88,7 @@ def check_alike(config: RunConfig, known: Mapping[str, Any]) -> None:
         return
     files = record(config)
     mine = {
-        "settings": dict(_leaves(resolved(config), "")),
+        "settings": {k: str(v) for k, v in by_dotted_name(resolved(config)).items()},
         "all": {**known, **files["files"], **files["code"]},
     }
     first, *others = gathered(mine)
@@ -109,14 +109,6 @@ def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         for what, value in first.items()
         if what in other and other[what] != value
     ]
-
-
-def _leaves(value: Any, setting: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{setting}.{key}" if setting else str(key))
-    else:
-        yield setting, str(value)
 
 
 def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:
