@@ -537,7 +537,7 @@ def test_a_column_that_python_cannot_hold_is_left_out_unless_it_is_used(kind, tm
     file = tmp_path / "x.parquet"
     table = pyarrow.table({"prompt": ["Q"], "answer": ["1"], "when": NOT_HELD[kind]})
     pyarrow.parquet.write_table(table, file)
-    named = rf"the column 'when' \({re.escape(kind)}\), which Python cannot hold \(\w+Error: "
+    named = rf"the column 'when' \({re.escape(kind)}\), which Python cannot hold \(\w+: "
     with pytest.warns(LeftOut, match=rf"x\.parquet: left out {named}"):
         (prompt,) = JSONL(path=str(file), heldout=0.0).prompts()
     assert prompt.columns == {"answer": "1", "style": "math"}
