@@ -35,6 +35,7 @@ from benchmarks.speed.contests import (
 from benchmarks.speed.peers import OLDER, TRL, default_folder, older_of, python_of
 from benchmarks.speed.table import table, write
 from benchmarks.speed.workloads import W1, W2, prepare
+from zoo.measure.files import write_text
 from zoo.measure.provenance import meta
 from zoo.models.loading import cache_folder
 
@@ -58,11 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(options.threads)
     records_folder = options.out / "records"
-    records_folder.mkdir(parents=True, exist_ok=True)
     try:
+        records_folder.mkdir(parents=True, exist_ok=True)
+        _read(records_folder)
         for workload in (W1, W2):
             prepare(workload, place.folder, options.model, options.prompts)
-    except FileNotFoundError as error:
+    except (OSError, ValueError) as error:
         return _refuse(str(error))
     command = shlex.join(["python", "-m", "benchmarks.speed", *_told(options)])
     for name in options.only or _names():
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             record |= {"judged": share <= BUSY and record.get("others", 0) <= BUSY, **_facts()}
             path = records_folder / f"{name}.json"
-            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            write_text(path, json.dumps(record, indent=1) + "\n")
         bars = write(_read(records_folder), _origin(_read(records_folder)), command, options.out)
     print(table(bars))
     failed = [
@@ -115,13 +117,23 @@ def _names() -> list[str]:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """The records of a folder, in the order of the contests."""
-    paths = {name: folder / f"{name}.json" for name in _names()}
-    return {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    """The records of a folder, in the order of the contests.
+
+    Raises:
+        ValueError: a record is damaged; it is named.
+    """
+    found = {}
+    for name in _names():
+        path = folder / f"{name}.json"
+        if path.exists():
+            try:
+                found[name] = json.loads(path.read_text(encoding="utf-8"))
+                found[name]["judged"], found[name]["commit"], found[name]["dirty"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(
+                    f"{path} is no record ({error}). Delete it to hold the contest again."
+                ) from error
+    return found
 
 
 def _facts() -> dict[str, Any]:
@@ -155,6 +167,12 @@ def _refuse(message: str) -> int:
     return 2
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     shared = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
     parser = argparse.ArgumentParser(
@@ -163,13 +181,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", default=[], help=f"of {', '.join(_names())}")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each contender")
+    parser.add_argument("--steps", type=_count, default=5, help="timed steps of each contender")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--peers", type=Path, default=default_folder())
     parser.add_argument("--no-peers", action="store_true", help="zoo and transformers alone")
     parser.add_argument("--model", type=Path, default=cache_folder() / "models" / "smollm2_135m")
     parser.add_argument("--prompts", type=Path, default=shared / "data" / "gsm8k" / "train.jsonl")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=_count, default=os.cpu_count() or 1)
     parser.add_argument("--anyway", action="store_true", help="measure beside other work")
     return parser.parse_args(arguments)
 

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from benchmarks.speed.workloads import WORKLOADS, Workload, variant
+from zoo.measure.files import write_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRL_SIDE = Path(__file__).with_name("trl_side.py")
@@ -171,7 +172,7 @@ def hold(
     elif contest.peers:
         if not found.exists():
             tried = [_tried(c, contest, place) for c in _candidates(contest)]
-            found.write_text(json.dumps(tried, indent=1) + "\n", encoding="utf-8")
+            write_text(found, json.dumps(tried, indent=1) + "\n")
         record["search"] = json.loads(found.read_text(encoding="utf-8"))
     contenders = _contenders(contest, record["search"])
     with tempfile.TemporaryDirectory() as outputs:

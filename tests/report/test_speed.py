@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.speed.__main__ import main
 from benchmarks.speed.contests import CONTESTS, Contender, Place, _contenders, _spec
 from benchmarks.speed.table import BARS, agreement, judge, write
 from benchmarks.speed.workloads import W1, W2
@@ -41,7 +42,7 @@ def record(name: str) -> dict[str, Any]:
         "load": 0.3,
         "search": [],
         "contenders": {"zoo": ours, **dict.fromkeys(names, theirs)},
-        "parity": {"W1": {"absolute": 2e-5}, "W2": {"absolute": 2e-5}},
+        "parity": {w: {"absolute": 2e-5, "relative": 3e-6} for w in ("W1", "W2")},
         "vocabulary": {"extra_bytes": 10, "extra_bytes_of_twice_the_tokens": 10},
     }
     return found
@@ -104,6 +105,7 @@ def test_what_is_written_holds_every_bar_and_no_path(tmp_path: Path) -> None:
     )
     page = (tmp_path / "speed.md").read_text()
     assert "GRPO step against TRL amp" in page and "missed" in page
+    assert "relative gap 3.0e-06 at most" in page
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     assert len((tmp_path / "speed.csv").read_text().splitlines()) == 1 + len(records) * 9 * 3
 
@@ -123,3 +125,23 @@ def test_every_contest_is_a_run_that_zoo_accepts(contest: Any) -> None:
     assert composed.train.groups == groups.get(contest.algorithm, workload.prompts)
     assert composed.algorithm._target_.lower().endswith(contest.algorithm)
     assert composed.train.lr == 1e-6 and composed.model.compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--steps=0", "'0' is no whole number"), ("--threads=-1", "'-1' is no whole number")],
+)
+def test_numbers_that_cannot_be_are_refused(option: str, said: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([option])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"contest": "checks", "par', "[]", '{"contest": "checks"}'])
+def test_a_damaged_record_is_named_before_anything_starts(
+    text: str, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "checks.json").write_text(text)
+    assert main(["--no-peers", "--out", str(tmp_path)]) == 2
+    assert "checks.json is no record" in capsys.readouterr().err
