@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     card = re.sub(r"[^A-Za-z0-9]+", "_", torch.cuda.get_device_name()).strip("_").lower()
     out = options.out / card
     out.mkdir(parents=True, exist_ok=True)
+    (out / "speed.md").unlink(missing_ok=True)  # of an earlier try
     end = time.monotonic() + options.limit
     tests = _run(["-m", "pytest", "-n", "0", "-q", "-m", "gpu", "tests"], end, out / "tests.txt")
     command = ["-m", "benchmarks.speed", "--anyway", "--steps", "5", "--out", str(out)]

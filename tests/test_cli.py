@@ -294,6 +294,60 @@ def test_a_file_in_the_place_of_a_folder_of_options_is_named(
     assert "is a file, and options lie in a folder" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.skipif(os.pathsep != ":", reason="a name may not hold it there")
+def test_a_folder_of_options_whose_name_cannot_be_listed_is_refused(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a:b" / "algorithm").mkdir(parents=True)
+    assert main(["--config-dir", "a:b", "algorithm=grpo"]) == 2
+    assert "a:b' has ':' in its name" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_option_with_another_ending_is_told_to_be_renamed(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a" / "algorithm").mkdir(parents=True)
+    (elsewhere / "a" / "algorithm" / "mine.yml").write_text("a: 1")
+    assert main(["--config-dir", "a", "algorithm=mine"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "mine.yml is passed over: options end in .yaml. Rename it." in err
+
+
+def test_a_module_that_something_without_a_name_is_missing_for_is_told_with_its_error(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As transformers says that a part of its own does not load."""
+    (elsewhere / "lazily.py").write_text("raise ModuleNotFoundError('no such part')")
+    assert main(["reward=function", "reward.fn=lazily.score"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "importing lazily failed with ModuleNotFoundError: no such part. Run" in err
+
+
+# (shell around `zoo …`, exit status, what standard error says)
+OUTPUTS = [
+    ("zoo --help >/dev/full", 1, "zoo: error standard output cannot be written: [Errno 28]"),
+    ("zoo --version >/dev/full", 1, "zoo: error standard output cannot be written: [Errno 28]"),
+    ("zoo --help >&-", 0, ""),
+    ("zoo nonsense 2>&-", 2, ""),
+    ("zoo nonsense 2>/dev/full", 2, ""),
+    ("export PYTHONIOENCODING=ascii; zoo --help >/dev/null", 0, ""),
+    ("zoo --help | (exec <&-; sleep 3); exit ${PIPESTATUS[0]}", 1, ""),
+    ("mkdir gone; cd gone; rmdir ../gone; zoo --help", 2, "zoo: error the working directory"),
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(("line", "status", "says"), OUTPUTS)
+def test_streams_that_take_nothing_end_in_a_word_at_most(line: str, status: int, says: str) -> None:
+    zoo = f'zoo() {{ "{sys.executable}" -m zoo "$@"; }}\n'
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["bash", "-c", zoo + line], capture_output=True, text=True, env=environment
+    )
+    err = " ".join(done.stderr.split())
+    assert done.returncode == status and err.startswith(says) and bool(err) == bool(says), err
+
+
 def test_an_error_of_zoo_in_a_subcommand_is_a_block_and_any_other_shows_its_traceback(
     monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

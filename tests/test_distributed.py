@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +119,33 @@ def test_processes_that_would_train_apart_are_refused(monkeypatch: pytest.Monkey
 )
 def test_an_error_of_the_connection_says_where_to_read_on(error: Exception, gone: bool) -> None:
     assert ("error.rankN.txt" in distributed.without_peer(error)) is gone
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("LOCAL_RANK=3", "LOCAL_RANK=3. ValueError: .*RANK expected, but not set"),
+        ("ACCELERATE_USE_CPU=maybe", "ACCELERATE_USE_CPU=maybe. ValueError: invalid truth value"),
+        ("ACCELERATE_USE_MEGATRON_LM=true", "ACCELERATE_USE_MEGATRON_LM=true. ImportError: Mega"),
+        ("ACCELERATE_TORCH_DEVICE=meta", "accelerate found meta: .* ACCELERATE_TORCH_DEVICE is"),
+    ],
+)
+def test_variables_of_a_launcher_that_ask_for_what_cannot_be_are_named(
+    variable: str, says: str
+) -> None:
+    program = (  # its own process: accelerate and torch keep what they once read
+        "from zoo.build import make_accelerator as m; from zoo.compose import compose\n"
+        "from zoo.instantiate import structured\nm(structured(compose([])))"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
+    name, _, value = variable.partition("=")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=kept | {"CUDA_VISIBLE_DEVICES": "", name: value},
+    )
+    assert re.search(f"ConfigError: .*{says}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

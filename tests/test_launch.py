@@ -63,6 +63,8 @@ if do == "meet":  # ends only while the other job runs, too
     while not (folder.parent / values["other"] / "starts").exists():
         assert time.time() < deadline, "the other job never started"
         time.sleep(0.02)
+if do == "loud":  # more than the 64 KiB that a pipe holds
+    sys.stdout.buffer.write(("·" * 99 + "\\n").encode() * 1000)
 if do == "terminal":
     (folder / "terminal").write_text(str(sys.stdout.isatty()))
 part = folder / "part"
@@ -119,6 +121,14 @@ def test_a_comma_in_quotes_or_brackets_does_not_split():
 
 def test_deletions_and_plain_values_stay_as_they_were_written():
     assert expand(["~reward", "++a.b=1e-4", "text="]) == [["~reward", "++a.b=1e-4", "text="]]
+
+
+@pytest.mark.parametrize(
+    "value", ["choice(0,1),2", "choice(choice(0,1),2)", "range(0,2),5", "[choice(0,1),2],3"]
+)
+def test_lists_of_values_inside_another_are_refused(value: str):
+    with pytest.raises(ConfigError, match=r"has a list of values inside another\..* a,b,c"):
+        expand([f"seed={value}"])
 
 
 def test_equal_jobs_run_once():
@@ -356,6 +366,36 @@ def launcher(command: list[str], *jobs: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("how", ["left", "full", "ascii", "closed"])
+def test_jobs_end_whoever_reads_what_they_print(
+    how: str, at_once: int, command: list[str], tmp_path: Path
+) -> None:
+    words = [f"--jobs={at_once}", "id=0,1", "do=loud"]
+    program = f"import sys, zoo.launch as l; sys.exit(l.sweep({words}, command={command}))"
+    if how == "full" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    shell = {"full": ">/dev/full", "closed": ">&-"}.get(how, "")
+    process = subprocess.Popen(
+        ["bash", "-c", f'exec "$0" -c "$1" {shell}', sys.executable, program],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE if how == "left" else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ({"PYTHONIOENCODING": "ascii"} if how == "ascii" else {}),
+    )
+    if process.stdout is not None:  # `zoo -m … | head -1`
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and not err, err
+    assert all((tmp_path / name / "summary.json").exists() for name in "01")
 
 
 def wait_for(path: Path, seconds: float = 20) -> None:

@@ -1,6 +1,7 @@
 """`python -m zoo` is `zoo`."""
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -12,6 +13,11 @@ GRACE_SECONDS = 3.0  # for the threads of a reward that was given up
 def start() -> int:
     """Run `zoo`; Ctrl-C while Python still loads it leaves no traceback either."""
     status = 1
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`): a file of the run would take its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that has no · or ü gets a ?
+        sys.stdout.reconfigure(errors="replace")
     try:
         from zoo.cli import main
 

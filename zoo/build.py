@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from zoo.data.fitting import (
     SHARE,
     context_of,
     cut_groups,
+    cut_texts,
     distinct_groups,
     fitting,
     fitting_prompts,
@@ -32,7 +34,7 @@ from zoo.data.fitting import (
 from zoo.data.left_out import heard
 from zoo.data.offered import check_offers, overlap, rows_of, sets_of
 from zoo.data.reference_cache import reference_logprobs
-from zoo.data.source import DatasetSource, Group
+from zoo.data.source import DatasetSource, Group, groups_hash
 from zoo.data.table import missing_golds
 from zoo.data.tokenize import (
     Truncation,
@@ -73,12 +75,12 @@ from zoo.models.policy import Policy
 from zoo.models.recipe import check_untouched, resolve_start
 from zoo.models.reference import load_reference, shared_reference
 from zoo.models.reward_model import from_policy, merged_reward_model
-from zoo.rewards.score import Patience, fingerprint
+from zoo.rewards.score import Patience, fingerprint, load
 from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
 from zoo.rollout.source import RolloutSource
 from zoo.train.gradients import Trainable
-from zoo.train.inputs import record
+from zoo.train.inputs import check_same_rows, record
 from zoo.train.optimizer import make_optimizer, offload_states
 from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
@@ -240,12 +242,17 @@ def _training_rows(config: RunConfig) -> list[Any]:
     return [] if offered is None else rows_of(data, offered)
 
 
+# What torchrun and accelerate set, and what accelerate reads
+_LAUNCHER = re.compile(r"ACCELERATE_|(LOCAL_)?(WORLD_SIZE|RANK)$|MASTER_(ADDR|PORT)$|FSDP_")
+
+
 def make_accelerator(config: RunConfig) -> Accelerator:
     """Devices and data parallelism; precision stays ours.
 
     Raises:
         ConfigError: a launcher that was asked for several processes started one, accelerate does
-            not let them train together, or there is no such device.
+            not let them train together, there is no such device, or the variables of a launcher
+            ask for what cannot be.
     """
     check_launcher()
     check_model_config(config.model)
@@ -256,7 +263,19 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     together = expected_processes() > 1 and not torch.accelerator.is_available()
     cpu = wanted == "cpu" or (wanted == "auto" and together)
     leave_at_exit()
-    made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+    # Listed first: accelerate adds some itself.
+    told = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _LAUNCHER.match(name)]
+    try:
+        made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+    except Exception as error:
+        if not told:
+            raise
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.300}"
+        raise ConfigError(
+            "the processes and the device cannot be set up as these variables ask: "
+            f"{', '.join(told)}. {reason}\nUnset those that no launcher set, or start zoo with "
+            "torchrun --nproc_per_node N -m zoo …"
+        ) from error
     if made.num_processes != (processes := expected_processes()):
         raise ConfigError(
             f"{processes} processes were started to train together (WORLD_SIZE), but accelerate "
@@ -264,11 +283,12 @@ def make_accelerator(config: RunConfig) -> Accelerator:
             f"Start them with torchrun --nproc_per_node {processes} -m zoo …, and train.device=cpu "
             "where they do not have a GPU each; or unset WORLD_SIZE for a single process."
         )
-    if wanted not in ("auto", made.device.type):
+    if wanted not in ("auto", made.device.type) or made.device.type == "meta":
         raise ConfigError(
             f"train.device={wanted}, but accelerate found {made.device.type}: no such device is "
-            "here, PyTorch was built without it, or ACCELERATE_USE_CPU is set. Use "
-            "train.device=auto, or install a PyTorch for the device (pytorch.org/get-started)."
+            "here, PyTorch was built without it, or ACCELERATE_USE_CPU or ACCELERATE_TORCH_DEVICE "
+            "is set. Unset them, use train.device=auto, or install a PyTorch for the device "
+            "(pytorch.org/get-started)."
         )
     if made.device.type == "cpu":
         keep_freed_memory()
@@ -352,7 +372,13 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator of the data's sets; `again` loads the start afresh to measure drift from it."""
     settings = config.evaluate
-    sets = tokenized_sets(start.tokenizer, config.data.evaluation_sets(), settings.problems)
+    context = context_of(start.policy.model)
+    sets = [
+        replace(item, texts=cut_texts(item.texts, context, f"texts of the set {item.name}"))
+        for item in tokenized_sets(
+            start.tokenizer, config.data.evaluation_sets(), settings.problems
+        )
+    ]
     for item in sets:
         if item.prompts:  # none may be left out: a score would be of another set
             start.fitting(list(item.prompts), f"problems of the set {item.name}", share=0.0)
@@ -410,9 +436,8 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         return load_reference(start.model, config.seed, temperature, str(device))
 
     reward_hash = ""
-    load_frozen = getattr(_reward(config), "load", None)
-    if load_frozen is not None and (on_policy or str(needs.data) not in config.data.offers):
-        load_frozen(device)  # a learned reward: its errors come before the first step
+    asked = on_policy or str(needs.data) not in config.data.offers
+    if asked and load(_reward(config), device):  # a learned one's errors come before the first step
         reward_hash = fingerprint([_reward(config)])
     models = Models(policy=start.policy, micro_batch_tokens=config.train.micro_batch_tokens)
     models.state = checked_state(algorithm, algorithm.initial_state(), "initial_state")
@@ -427,6 +452,7 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
         if "policy" not in needs.trains:
             groups, judged = held_out(groups, config.evaluate.heldout_pairs)
         source = DatasetSource(groups, config.train.groups, config.seed, start.pad)
+    check_same_rows(source.content_hash)
     if needs.reference and (on_policy or needs.reference_live):
         models.reference = again()
     elif needs.reference:
@@ -456,6 +482,8 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
             texts_written=config.evaluate.texts_written,
             device=device,
         )
+    held = [*(one.content_hash for one in evaluator.sets), groups_hash(judged)]
+    check_same_rows(" ".join(held), "problems of an evaluation")
     return Run(
         config=config,
         algorithm=algorithm,

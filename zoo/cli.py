@@ -18,12 +18,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from zoo.config import ConfigError, RunConfig
+from zoo.measure.progress import Courtesy
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -50,17 +51,31 @@ class RunFailed(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `zoo` with these arguments (default: the process's own) and return the exit status.
 
-    0: done; 1: a run failed; 2: a mistake in the command, told in one short block; 130: Ctrl-C.
+    0: done; 1: a run failed, or what a subcommand printed could not be written; 2: a mistake in the
+    command, told in one short block; 130: Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    out, err = Courtesy(sys.stdout), Courtesy(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
+        status = _main(arguments)
+        out.flush()
+        err.flush()
+        if out.failed is None or status != 0:
+            return status
+        if not isinstance(out.failed, BrokenPipeError):  # zoo --help | head
+            print_error(f"standard output cannot be written: {out.failed}")
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
     if parent := os.environ.pop("ZOO_PARENT", ""):  # who waits for this process
         _die_with(int(parent))
     from zoo.compose import FOLDERS, put_working_directory_on_path
 
-    put_working_directory_on_path()
     folders = os.environ.get(FOLDERS)
     raw, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
+        put_working_directory_on_path()
         return _dispatch(arguments)
     except ConfigError as error:
         if _may_tell():
@@ -75,9 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             words.append("The same command goes on where this one ended.")
         sys.stderr.write(f"\n{' '.join(words)}\n")
         return 130
-    except BrokenPipeError:  # zoo --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
         if not type(error).__module__.startswith("zoo."):
             raise  # a mistake of ours: its traceback is wanted
@@ -251,7 +263,8 @@ def _dispatch(arguments: list[str]) -> int:
     if options.shell_completion or options.hydra_help or options.info or options.cfg:
         return _show(options, overrides)
     if options.multirun:
-        return _sweep(options, overrides)
+        with _whoever_reads():
+            return _sweep(options, overrides)
     if options.jobs is not None:
         raise ConfigError(
             f"--jobs={options.jobs} is how many runs of a sweep go at once. Add -m, or leave it "
@@ -260,9 +273,18 @@ def _dispatch(arguments: list[str]) -> int:
     from zoo.compose import compose
 
     cfg = compose(overrides, options.config_name or "config")
-    with _sigterm_as_interrupt():
+    with _sigterm_as_interrupt(), _whoever_reads():
         run_composed(cfg)
     return 0
+
+
+@contextmanager
+def _whoever_reads() -> Iterator[None]:
+    """For runs: their results are files, so none fails where its output could not be written."""
+    yield
+    if isinstance(sys.stdout, Courtesy):
+        sys.stdout.flush()
+        sys.stdout.failed = None
 
 
 def _subcommand(word: str, arguments: list[str]) -> int:
@@ -365,6 +387,12 @@ def _add_folders(options: argparse.Namespace) -> list[str]:
 
     overrides, folders = take_folders(options.overrides)
     named = [str(Path(folder).absolute()) for folder in [*options.config_dir, *folders]]
+    for folder in named:
+        if os.pathsep in folder:
+            raise ConfigError(
+                f"the folder of options {folder!r} has {os.pathsep!r} in its name, which separates "
+                f"folders in {FOLDERS}. Rename it, or link to it from a folder without."
+            )
     if named:
         before = [os.environ[FOLDERS]] if os.environ.get(FOLDERS) else []
         os.environ[FOLDERS] = os.pathsep.join([*named, *before])

@@ -629,6 +629,9 @@ def _explain_missing(error: MissingConfigException) -> str:
     if names is None:  # asked for by a file: hydra lists them for the command line alone
         names = [option.name for option in _options_quietly(group)]
     near = did_you_mean(name, names, f"{group}=")
+    for file in (folder / f"{missing}.yml" for folder in _folders()):
+        if file.is_file():
+            near = f" {file} is passed over: options end in .yaml. Rename it."
     listed = f" Options: {', '.join(names)}." if names else f" The group {group} has no options."
     if group in GROUPS:
         listed += "".join(f" But {problem}" for problem in broken_packages())
@@ -740,7 +743,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def put_working_directory_on_path() -> None:
-    """So that `_target_: mine.Mine` finds mine.py in the folder where zoo is started."""
-    here = os.getcwd()
+    """So that `_target_: mine.Mine` finds mine.py in the folder where zoo is started.
+
+    Raises:
+        ConfigError: that folder is gone.
+    """
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the working directory cannot be found ({error.strerror}): was it deleted? Change to "
+            "one that is there (cd FOLDER)."
+        ) from None
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)

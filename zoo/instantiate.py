@@ -314,15 +314,16 @@ def locate(path: str, where: str = "_target_") -> Any:
         name = ".".join(parts[:cut])
         try:
             found: Any = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if name == missing or name.startswith(missing + "."):
-                continue  # not a module: try a shorter prefix
-            raise ConfigError(
-                f"{where}={path}: the module {name} needs the package {missing!r}, which is not "
-                f"installed. Install it (pip install {missing.split('.')[0]})."
-            ) from error
         except (Exception, SystemExit) as error:
+            # transformers raises it without a name where its own part does not load
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and (name == missing or name.startswith(missing + ".")):
+                continue  # not a module: try a shorter prefix
+            if missing:
+                raise ConfigError(
+                    f"{where}={path}: the module {name} needs the package {missing!r}, which is "
+                    f"not installed. Install it (pip install {missing.split('.')[0]})."
+                ) from error
             how = f"Run `python -c 'import {name}'` to see where."
             if isinstance(error, SystemExit):
                 how = "Put the call that ends the program under `if __name__ == '__main__':`."

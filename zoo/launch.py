@@ -19,19 +19,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from zoo.config import ConfigError
+from zoo.measure.progress import Courtesy
 
 RUN_DIR_FILE = "ZOO_RUN_DIR_FILE"  # a job writes the path of its run folder into this file
 TAIL_LINES = 60  # of a failed job's output that are kept
@@ -139,7 +142,12 @@ def _values(text: str, override: Override) -> list[str]:
         if not count <= MAX_JOBS:  # counted first: it would take minutes to write them out
             raise ConfigError(_too_many(text, f"{count:,.0f}".replace("inf", "endlessly many")))
     key = override.get_key_element()
-    values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    try:
+        values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    except (HydraException, OmegaConfBaseException):  # choice(choice(0,1),2)
+        raise ConfigError(
+            f"{text!r} has a list of values inside another. Write all of them in one: a,b,c."
+        ) from None
     if not values:
         raise ConfigError(f"{text!r} is an empty range: there is nothing to run.")
     return values
@@ -190,7 +198,7 @@ def launch(
         jobs_at_once=jobs_at_once,
         on_end=on_end,
         again=again or command_line(),
-        console=console or Console(),
+        console=console or Console(file=_output()),
         done=done,
     ).run()
 
@@ -205,7 +213,7 @@ def sweep(
     `check` and `command` are those of `launch`.
     """
     overrides, jobs_at_once = _take_jobs_option(list(arguments))
-    console = Console()
+    console = Console(file=_output())
     jobs = expand(overrides)
     result = launch(
         jobs,
@@ -221,6 +229,11 @@ def sweep(
         text = f"The runs cannot be compared: {type(error).__name__}: {error}"
         console.print(Text(text, style="red"))
     return result.exit_status
+
+
+def _output() -> TextIO | None:
+    """Standard output, which the jobs outlive: its reader may leave, its disk be full."""
+    return None if sys.stdout is None else cast(TextIO, Courtesy(sys.stdout))
 
 
 def _compare(folders: Sequence[Path], console: Console) -> None:
@@ -345,7 +358,7 @@ class _Launch:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
             environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve others
         # On a terminal the job has it to itself, so that its progress display works.
-        shares_terminal = self.jobs_at_once == 1 and sys.stdout.isatty()
+        shares_terminal = self.jobs_at_once == 1 and sys.stdout is not None and sys.stdout.isatty()
         if not shares_terminal:
             environment.setdefault("PYTHONUNBUFFERED", "1")
         if (folder := self.done[index]) is not None:
@@ -452,7 +465,8 @@ class _Launch:
             if self.signals == 1
             else "Killed."
         )
-        os.write(2, f"\n{message}\n".encode())  # rich's locks may be held by what we interrupted
+        with suppress(OSError):  # a standard error that is closed, or full
+            os.write(2, f"\n{message}\n".encode())  # rich's locks may be held by what we stopped
 
     @staticmethod
     def _kill(job: _Running) -> None:
@@ -476,11 +490,14 @@ def _die_with_parent() -> list[str]:
 
 
 def _echo(stream: IO[bytes], tail: deque[str], prefix: str) -> None:
+    """Read a job's output to its end, shown or not: the job would wait for who no longer reads."""
+    out = _output()
     for raw in stream:
         line = raw.decode("utf-8", errors="replace")
         tail.append(line.rstrip("\n"))
-        sys.stdout.write(prefix + line)
-        sys.stdout.flush()
+        if out is not None:
+            out.write(prefix + line)
+            out.flush()
 
 
 def _failure(folder: Path | None, code: int, tail: list[str], started: float) -> str:

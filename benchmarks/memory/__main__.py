@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: dict[str, str] = {name: value for name, _, value in pairs}
     known = [shape.name for shape in (*MEASURED, *PREDICTED)]
     shapes = options.get("shapes", ",".join(known)).split(",")
-    arms = options.get("arms", ";".join(arm.name for arm in ARMS)).split(";")
+    names = [arm.name for arm in ARMS]
+    arms = options.get("arms", ";".join(names)).split(";")
+    out = Path(options.get("out", "results/memory"))
     problems = [
         *(
             f"no option {name!r}: try {', '.join(OPTIONS)}"
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in OPTIONS
         ),
         *(f"no shape {name!r}: try {', '.join(known)}" for name in shapes if name not in known),
-        *(f"no arm {name!r}" for name in arms if name not in [arm.name for arm in ARMS]),
+        *(f"no arm {name!r}: try {'; '.join(names)}" for name in arms if name not in names),
+        *([f"out={out} is a file; name a folder"] if out.is_file() else []),
     ]
     if problems:
         print(problems[0], file=sys.stderr)
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shape.name in shapes:
             study.predict(shape)
     command = shlex.join(["python", "-m", "benchmarks.memory", *arguments])
-    print(write(study, measure(), Path(options.get("out", "results/memory")), command))
+    print(write(study, measure(), out, command))
     return 0
 
 

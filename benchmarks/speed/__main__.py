@@ -7,7 +7,7 @@
 Contests are held one after the other, each with its record in OUT/records; those that are there
 are not held again (delete them to start anew), so the command goes on where it was stopped. The
 page, table and chart are made from all records. Other work on the machine makes it refuse, or
-with --anyway note that the figures are not to be judged.
+with --anyway note that the figures are not to be judged; without it such a contest is held again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from benchmarks.speed.contests import (
     waited_until_quiet,
 )
 from benchmarks.speed.peers import OLDER, TRL, default_folder, older_of, python_of
-from benchmarks.speed.table import table, write
-from benchmarks.speed.workloads import W1, W2, prepare
+from benchmarks.speed.table import Judged, table, write
+from benchmarks.speed.workloads import W1, W2, Workload, prepare
 from zoo.measure.files import write_text
 from zoo.measure.provenance import meta
 from zoo.models.loading import cache_folder
 
+FACTS = ("judged", "command", "commit", "dirty", "machine", "versions")  # of every record
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when every bar that was judged is met, 1 when one is missed, 2 on refusal."""
+    """Exit status 0 when every bar is met, 1 when one is missed or not judged, 2 on refusal."""
     options = _options(arguments)
     place = Place(
         cache_folder() / "speed", python_of(options.peers), older_of(options.peers), options.threads
@@ -62,13 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         records_folder.mkdir(parents=True, exist_ok=True)
         _read(records_folder)
-        for workload in (W1, W2):
+        for workload in _needed(options.only):
             prepare(workload, place.folder, options.model, options.prompts)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    command = shlex.join(["python", "-m", "benchmarks.speed", *_told(options)])
     for name in options.only or _names():
-        if not (records_folder / f"{name}.json").exists():
+        if not _held_before(name, _read(records_folder), options):
             share = waited_until_quiet()
             if share > BUSY and not options.anyway:
                 return _refuse(
@@ -81,17 +82,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except Died as problem:
                 print(f"    failed: {problem}", file=sys.stderr, flush=True)
                 continue
-            record |= {"judged": share <= BUSY and record.get("others", 0) <= BUSY, **_facts()}
+            quiet = share <= BUSY and record.get("others", 0) <= BUSY
+            record |= {"judged": quiet, **_facts(options)}
             path = records_folder / f"{name}.json"
             write_text(path, json.dumps(record, indent=1) + "\n")
-        bars = write(_read(records_folder), _origin(_read(records_folder)), command, options.out)
+            _write(records_folder, options.out)
+    bars = _write(records_folder, options.out)
     print(table(bars))
-    failed = [
-        name for name in options.only or _names() if not (records_folder / f"{name}.json").exists()
-    ]
+    failed = [n for n in options.only or _names() if not (records_folder / f"{n}.json").exists()]
     if failed:
         return _refuse(f"not held: {', '.join(failed)}.")
     return 0 if all(bar.met for bar in bars) else 1
+
+
+def _write(folder: Path, out: Path) -> list[Judged]:
+    """Page, table and chart of all records; the bars."""
+    records = _read(folder)
+    return write(records, _origin(records), out) if records else []
+
+
+def _needed(names: Sequence[str]) -> list[Workload]:
+    """The workloads of some contests, or of all."""
+    used = {one.workload for one in CONTESTS if not names or one.name in names}
+    return [w for w in (W1, W2) if "checks" in names or w.name in used]
+
+
+def _held_before(name: str, records: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Whether there is a record that can be judged of all that were to take part."""
+    contest = next((one for one in CONTESTS if one.name == name), None)
+    if name not in records or not (records[name]["judged"] or options.anyway):
+        return False
+    if contest is None or options.no_peers or not contest.peers:
+        return True
+    return set(contest.sides) <= set(records[name]["contenders"])
 
 
 def _held(
@@ -128,7 +151,9 @@ def _read(folder: Path) -> dict[str, Any]:
         if path.exists():
             try:
                 found[name] = json.loads(path.read_text(encoding="utf-8"))
-                found[name]["judged"], found[name]["commit"], found[name]["dirty"]
+                missing = [key for key in FACTS if key not in found[name]]
+                if missing:
+                    raise KeyError(missing[0])
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(
                     f"{path} is no record ({error}). Delete it to hold the contest again."
@@ -136,20 +161,28 @@ def _read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _facts() -> dict[str, Any]:
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
     found = meta()
-    return {key: found[key] for key in ("commit", "dirty", "started")}
+    machine = found["machine"]
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.speed", *_told(options)]),
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}",
+        "versions": ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
+        **{key: found[key] for key in ("commit", "dirty", "started")},
+    }
 
 
 def _origin(records: dict[str, Any]) -> dict[str, Any]:
-    """Commit, machine and versions; of the records' commits the distinct ones."""
-    found = meta()
-    commits = sorted({str(record["commit"]) for record in records.values()})
+    """Commits, machines and versions of the records, the distinct ones of each."""
+
+    def distinct(key: str) -> list[str]:
+        return sorted({str(record[key]) for record in records.values()})
+
     return {
-        "commit": ", ".join(commits),
+        "commit": ", ".join(distinct("commit")),
         "dirty": any(record["dirty"] for record in records.values()),
-        "machine": found["machine"],
-        "versions": found["versions"],
+        "machines": distinct("machine"),
+        "versions": distinct("versions"),
         "peers": f"{TRL} ({OLDER} for PPO)",
         "not_judged": [name for name, record in records.items() if not record["judged"]],
     }
@@ -159,6 +192,7 @@ def _told(options: argparse.Namespace) -> list[str]:
     """The command line without paths of this machine."""
     words = [f"--steps={options.steps}"] if options.steps != 5 else []
     words += ["--threads", str(options.threads)] if options.threads != os.cpu_count() else []
+    words += ["--no-peers"] if options.no_peers else []
     return words + (["--anyway"] if options.anyway else [])
 
 

@@ -48,7 +48,13 @@ class Contest:
     extra: str = ""  # cached, sizes, rollouts
     plain: bool = False  # transformers alone and the floors beside
     peers: tuple[str, ...] = ("best",)  # best, or one for each precision
-    searched: str = ""  # another contest's search serves here as well
+    searched: str = ""  # the search of the same algorithm at other lengths serves here as well
+
+    @property
+    def sides(self) -> list[str]:
+        """Who takes part, as `hold` names them."""
+        peers = ["TRL" if wanted == "best" else f"TRL {wanted}" for wanted in self.peers]
+        return ["zoo", *peers, *(["plain"] if self.plain else [])]
 
     @property
     def name(self) -> str:
@@ -56,27 +62,28 @@ class Contest:
         return "-".join(part for part in parts if part)
 
 
-# A search on W2 takes minutes; one serves all of its contests
+# A search on W2 takes minutes; one serves all contests of an algorithm there
 CONTESTS = (
     Contest("W1", "grpo", plain=True),
     Contest("W1", "grpo", "natural", plain=True),
     Contest("W2", "grpo", plain=True, peers=("bf16", "amp")),
     Contest("W1", "ppo"),
-    Contest("W2", "ppo", searched="grpo-W2-fixed"),
+    Contest("W2", "ppo"),
     Contest("W1", "dpo", "natural"),
-    Contest("W2", "dpo", "natural", searched="grpo-W2-fixed"),
+    Contest("W2", "dpo", "natural"),
     Contest("W1", "dpo", "natural", "cached", searched="dpo-W1-natural"),
-    Contest("W2", "dpo", "natural", "cached", searched="grpo-W2-fixed"),
+    Contest("W2", "dpo", "natural", "cached", searched="dpo-W2-natural"),
     Contest("W2", "grpo", extra="sizes", peers=()),
     Contest("W2", "grpo", extra="rollouts", peers=()),
     Contest("W1", "ppo", "natural", searched="ppo-W1-fixed"),
     Contest("W1", "dpo", "fixed", searched="dpo-W1-natural"),
-    Contest("W2", "dpo", "fixed", searched="grpo-W2-fixed"),
+    Contest("W2", "dpo", "fixed", searched="dpo-W2-natural"),
     Contest("W1", "sft", "natural"),
     Contest("W1", "sft", "fixed", searched="sft-W1-natural"),
     Contest("W2", "grpo", "natural", searched="grpo-W2-fixed"),
-    Contest("W2", "ppo", "natural", searched="grpo-W2-fixed"),
-    Contest("W2", "sft", "natural", searched="grpo-W2-fixed"),
+    Contest("W2", "ppo", "natural", searched="ppo-W2-fixed"),
+    Contest("W2", "sft", "natural"),
+    Contest("W2", "sft", "fixed", searched="sft-W2-natural"),
 )
 
 

@@ -7,6 +7,7 @@ TRL 1.16.0 over the torch and transformers of this environment's versions, and b
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import venv
@@ -32,11 +33,11 @@ def older_of(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    folder = Path(arguments[0]) if arguments else default_folder()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=default_folder())
+    folder: Path = parser.parse_args(arguments).folder
     venv.create(folder / "trl", with_pip=True)
     python = str(python_of(folder))
     pins = [

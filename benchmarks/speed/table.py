@@ -28,17 +28,22 @@ class Bar:
 
 @dataclass(frozen=True)
 class Judged:
-    """A bar with what was measured; the fields of a row in speed.json."""
+    """A bar with what was measured; the fields of a row in speed.json.
+
+    `open` says why a bar is not judged, and is empty where it is: a side that did not take part
+    (then there is no ratio), other work on the machine, or sides that did not do the same.
+    """
 
     bar: str
     workload: str
-    ratio: float
+    ratio: float | None
     must: float
     aim: float
     met: bool
     samples: int
     load: float
     at_least: bool
+    open: str = ""
 
 
 def median(record: dict[str, Any], name: str, key: str = "seconds") -> float:
@@ -287,24 +292,31 @@ BARS = (
 def judge(records: Records) -> list[Judged]:
     """Every bar whose contest was held."""
     found = []
+    differing = {contest for contest, _, same in agreement(records) if not same}
     for bar in BARS:
         record = records.get(bar.contest)
         if record is None:
             continue
+        why = "" if record.get("judged", True) else "not judged: other work on the machine"
+        why = "not judged: the sides differ" if bar.contest in differing else why
         try:
             ratio = bar.ratio(record)
-        except KeyError:  # a side of the bar did not take part
-            continue
-        met = ratio >= bar.must if bar.at_least else ratio <= bar.must
+        except KeyError:
+            ratio, why = None, "not measured: a side did not take part"
+        met = ratio is not None and not why and _reaches(bar, ratio, bar.must)
         sides = record.get("contenders", {}).values()
         samples = min((len(side["steps"]) for side in sides), default=1)
         found.append(
             Judged(
                 bar.bar, bar.workload, ratio, bar.must, bar.aim, met, samples,
-                record.get("load", 0.0), bar.at_least,
+                record.get("load", 0.0), bar.at_least, why,
             )
         )  # fmt: skip
     return found
+
+
+def _reaches(bar: Bar | Judged, ratio: float, wanted: float) -> bool:
+    return ratio >= wanted if bar.at_least else ratio <= wanted
 
 
 def agreement(records: Records) -> Iterator[tuple[str, str, bool]]:
@@ -340,13 +352,13 @@ def _same(
             yield contest, f"{peer}: {key} {a:.4f} and {b:.4f}", abs(a - b) < near * abs(b)
 
 
-def write(records: Records, origin: dict[str, Any], command: str, out: Path) -> list[Judged]:
+def write(records: Records, origin: dict[str, Any], out: Path) -> list[Judged]:
     """speed.csv, speed.md, speed.png and speed.json; returns the bars."""
     bars = judge(records)
     out.mkdir(parents=True, exist_ok=True)
     rows = [asdict(bar) for bar in bars]
     same = [{"contest": c, "compared": what, "same": ok} for c, what, ok in agreement(records)]
-    document = {"bars": rows, "agreement": same, "command": command, **origin}
+    document = {"bars": rows, "agreement": same, **origin}
     (out / "speed.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     with open(out / "speed.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -363,7 +375,7 @@ def write(records: Records, origin: dict[str, Any], command: str, out: Path) -> 
                         "peak", "loss",
                     )]  # fmt: skip
                     writer.writerow([name, side, *setting, index, *values])
-    (out / "speed.md").write_text(_page(records, bars, same, origin, command), encoding="utf-8")
+    (out / "speed.md").write_text(_page(records, bars, same, origin), encoding="utf-8")
     _chart(bars, out / "speed.png")
     return bars
 
@@ -373,9 +385,9 @@ def table(bars: Sequence[Judged]) -> str:
     lines = ["| bar | workload | measured | must | aim | |", "|---|---|--:|--:|--:|---|"]
     for bar in bars:
         sign = "≥" if bar.at_least else "≤"
-        verdict = "met" if bar.met else "missed"
-        past = bar.ratio >= bar.aim if bar.at_least else bar.ratio <= bar.aim
-        verdict = "aim met" if past else verdict
+        verdict = bar.open or ("met" if bar.met else "missed")
+        if bar.met and bar.ratio is not None and _reaches(bar, bar.ratio, bar.aim):
+            verdict = "aim met"
         lines.append(
             f"| {bar.bar} | {bar.workload} | {_number(bar.ratio)} | {sign} {_number(bar.must)} | "
             f"{sign} {_number(bar.aim)} | {verdict} |"
@@ -383,7 +395,9 @@ def table(bars: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:.1e}" if abs(value) < 0.01 else f"{value:.2f}"
 
 
@@ -392,15 +406,15 @@ def _page(
     bars: Sequence[Judged],
     same: Sequence[dict[str, Any]],
     origin: dict[str, Any],
-    command: str,
 ) -> str:
     parts = [
         "# Speed and memory beside TRL and transformers\n",
         "Both sides make the same steps in turns, each in a process of its own; a figure is the "
         "median of the steps after one to warm up. zoo always trains float32 weights with "
         "bfloat16 arithmetic; TRL runs at its fastest setting of a search over precision and "
-        "micro-batch. Ratios above 1 mean that zoo is faster; those of memory and of floors are "
-        "better when small. zoo's training and TRL's are whole updates, with clipping and AdamW.\n",
+        "micro-batch, made for each algorithm and workload. Ratios above 1 mean that zoo is "
+        "faster; those of memory and of floors are better when small. zoo's training and TRL's are "
+        "whole updates, with clipping and AdamW.\n",
         table(bars),
         "\n## Seconds and memory of a step\n",
         _seconds_table(records),
@@ -416,14 +430,27 @@ def _page(
             for name, record in records.items()
             if record.get("search") and "search_of" not in record
         ],
-        f"\nCommand: `{command}`. Commit: {origin['commit']}"
+        *[
+            f"- {name}: as {record['search_of']}"
+            for name, record in records.items()
+            if "search_of" in record
+        ],
+        f"\nCommands: {_commands(records)}. Commit: {origin['commit']}"
         f"{' with uncommitted changes' if origin['dirty'] else ''}. Machine: "
-        f"{origin['machine']['cpu']}, {origin['machine']['cores']} cores, "
-        f"{origin['machine']['system']}. Versions: "
-        + ", ".join(f"{k} {v}" for k, v in origin["versions"].items())
-        + f", TRL {origin['peers']}.",
+        f"{'; '.join(origin['machines'])}. Versions: {'; '.join(origin['versions'])}, TRL "
+        f"{origin['peers']}.",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _commands(records: Records) -> str:
+    """The command of most contests, then those of the others with their names."""
+    by: dict[str, list[str]] = {}
+    for name, record in records.items():
+        by.setdefault(record["command"], []).append(name)
+    most = max(by, key=lambda command: len(by[command]))
+    rest = [f"`{command}` ({', '.join(by[command])})" for command in by if command != most]
+    return "; ".join([f"`{most}`", *rest])
 
 
 def _tried(one: dict[str, Any]) -> str:
@@ -481,8 +508,9 @@ def _chart(bars: Sequence[Judged], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = [bar for bar in bars if bar.must >= 0.01]
-    values = [b.ratio / b.must if b.at_least else b.must / b.ratio for b in shown]
+    shown = [bar for bar in bars if bar.must >= 0.01 and bar.ratio]
+    ratios = [bar.ratio or 0.0 for bar in shown]
+    values = [r / b.must if b.at_least else b.must / r for r, b in zip(ratios, shown, strict=True)]
     aims = [b.aim / b.must if b.at_least else b.must / b.aim for b in shown]
     names = [f"{b.bar}, {b.workload}" for b in shown]
     figure, axes = plt.subplots(figsize=(10, 0.38 * len(shown) + 1.2))

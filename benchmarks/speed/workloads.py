@@ -9,6 +9,7 @@ step of every contender sees the same ones.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -49,9 +50,15 @@ def prepare(workload: Workload, folder: Path, smollm2: Path | None, gsm8k: Path 
 
     Raises:
         FileNotFoundError: W2 without its model or its prompts.
+        ValueError: its prompts are not what they should be.
     """
     place = folder / workload.name
-    described = json.dumps(asdict(workload), sort_keys=True)
+    made_of = asdict(workload)
+    if workload.name == "W2":
+        smollm2, gsm8k = _given(smollm2, gsm8k)
+        made_of["model"] = str(smollm2)
+        made_of["prompts"] = hashlib.sha256(gsm8k.read_bytes()).hexdigest()
+    described = json.dumps(made_of, sort_keys=True)
     done = place / "workload.json"
     if done.is_file() and done.read_text() == described:
         return place
@@ -61,7 +68,9 @@ def prepare(workload: Workload, folder: Path, smollm2: Path | None, gsm8k: Path 
         _model(place / "model")
         texts = _word_texts(workload)
     else:
-        tokenizer, texts = _grade_school(workload, place / "model", smollm2, gsm8k)
+        assert smollm2 is not None and gsm8k is not None
+        _link(place / "model", smollm2)
+        tokenizer, texts = _grade_school(workload, place / "model", gsm8k)
     _write_rows(place, workload, tokenizer, texts)
     done.write_text(described)
     return place
@@ -78,10 +87,14 @@ def variant(workload: Workload, place: Path, **changes: Any) -> Path:
     rows = (place / "prompts.jsonl").read_text().splitlines()
     wanted = [rows[i % len(rows)] for i in range(changed.prompts)]
     (other / "prompts.jsonl").write_text("\n".join(wanted) + "\n")
-    model = other / "model"
-    if not model.exists():
-        model.symlink_to((place / "model").resolve())
+    _link(other / "model", (place / "model").resolve())
     return other
+
+
+def _link(link: Path, target: Path) -> None:
+    if not link.is_symlink() or link.resolve() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
 
 
 # the texts ---------------------------------------------------------------------------------------
@@ -114,11 +127,7 @@ def _word_texts(workload: Workload) -> dict[str, list[tuple[str, ...]]]:
     }
 
 
-def _grade_school(
-    workload: Workload, place: Path, smollm2: Path | None, gsm8k: Path | None
-) -> tuple[Any, dict[str, list[tuple[str, ...]]]]:
-    from transformers import AutoTokenizer
-
+def _given(smollm2: Path | None, gsm8k: Path | None) -> tuple[Path, Path]:
     if smollm2 is None or not smollm2.is_dir():
         raise FileNotFoundError(
             f"no SmolLM2-135M-Instruct in {smollm2}: run `zoo fetch smollm2_135m`, or name its "
@@ -126,10 +135,26 @@ def _grade_school(
         )
     if gsm8k is None or not gsm8k.is_file():
         raise FileNotFoundError(f"no grade-school problems at {gsm8k}: name a file with --prompts.")
-    if not place.exists():
-        place.symlink_to(smollm2.resolve())
+    return smollm2.resolve(), gsm8k.resolve()
+
+
+def _grade_school(
+    workload: Workload, place: Path, gsm8k: Path
+) -> tuple[Any, dict[str, list[tuple[str, ...]]]]:
+    from transformers import AutoTokenizer
+
     tokenizer: Any = AutoTokenizer.from_pretrained(place)
-    rows = [json.loads(line) for line in gsm8k.read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for number, line in enumerate(gsm8k.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({key: str(row[key]) for key in ("question", "answer")})
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{gsm8k}:{number} is no JSON object with question and answer "
+                f"({type(error).__name__}: {error}). Give another file with --prompts."
+            ) from error
+    wanted = max(workload.examples, 2 * workload.pairs)
     low, high = workload.prompt_tokens
     chosen = []
     for row in rows:
@@ -137,14 +162,19 @@ def _grade_school(
         text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
         if low <= len(tokenizer(text)["input_ids"]) <= high:
             chosen.append((text, row["answer"]))
-        if len(chosen) == max(workload.examples, 2 * workload.pairs):
+        if len(chosen) == wanted:
             break
+    if len(chosen) < wanted:
+        raise ValueError(
+            f"{gsm8k} has {len(chosen)} problems of {low} to {high} tokens, and {wanted} are "
+            "needed. Give another file with --prompts."
+        )
     # A solution of exactly that many tokens, made from as many solutions as it takes
     joined = " ".join(answer for _, answer in chosen)
     everything = tokenizer(joined)["input_ids"]
 
     def cut(index: int) -> str:
-        start = index * 31 % (len(everything) - 2 * workload.new_tokens)
+        start, text = index * 31 % (len(everything) - 2 * workload.new_tokens), ""
         for extra in range(workload.new_tokens):
             text = tokenizer.decode(everything[start : start + workload.new_tokens - 1 - extra])
             if len(tokenizer(text)["input_ids"]) <= workload.new_tokens - 1:

@@ -292,7 +292,10 @@ def test_needs_that_cannot_be_are_refused_before_anything_loads(made: Any, found
 
 @pytest.mark.parametrize(
     "state",
-    [None, [0.1], {"a": "b"}, {"a": math.nan}, {"a": math.inf}, {"a": torch.ones(3)}, {3: 0.1}],
+    [
+        *(None, [0.1], {3: 0.1}),
+        *({"a": value} for value in ("b", math.nan, math.inf, torch.ones(3), 10**400)),
+    ],
 )
 def test_state_is_finite_numbers_by_name(state: Any) -> None:
     for verb in ("initial_state", "next_state"):
@@ -300,6 +303,13 @@ def test_state_is_finite_numbers_by_name(state: Any) -> None:
             checked_state(GRPO(), state, verb)
         assert f"algorithm=grpo: {verb} must return finite numbers by name" in str(caught.value)
     assert checked_state(GRPO(), {"kl_coef": 0.1, "n": 3}, "next_state") == {"kl_coef": 0.1, "n": 3}
+
+
+def test_a_state_of_each_process_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.algorithms.base.gathered", lambda mine: [mine, {"t": 2}])
+    with pytest.raises(ConfigError, match=r"next_state returned another .*1 \{'t': 2\}\), so"):
+        checked_state(GRPO(), {"t": 1}, "next_state")
+    assert checked_state(GRPO(), {"t": 2}, "next_state") == {"t": 2}
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.e2e.small import SMALL, folder_of, run_small
 from tests.train.modules import ScriptedPolicy, captured, rows
@@ -15,10 +17,13 @@ from zoo.algorithms.dpo import DPO
 from zoo.algorithms.sft import SFT
 from zoo.compose import compose
 from zoo.config import ConfigError
-from zoo.data.fitting import cut_group, cut_groups, distinct_groups
+from zoo.data.fitting import cut_group, cut_groups, cut_texts, distinct_groups
+from zoo.data.left_out import LeftOut
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import Truncation
+from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.instantiate import structured
+from zoo.models.loading import save_policy
 from zoo.models.models import Models
 from zoo.train.run import run
 from zoo.types import Prompt
@@ -46,6 +51,36 @@ def test_B63_keep_start_and_keep_end_of_one_row() -> None:
     assert cut_group(group(8, 6), 8, START) is None
     whole = group(2, 6)
     assert cut_group(whole, 8, START) is whole and cut_group(whole, 8, END) is whole
+
+
+def test_texts_are_cut_to_the_context_and_that_is_said() -> None:
+    texts = ((1, 2, 3), (4, 5, 6, 7, 8), (9, 10, 11, 12))
+    with pytest.warns(LeftOut, match=r"^2 of 3 texts of the set guard .* of 3 tokens .* has 5\)"):
+        found = cut_texts(texts, 3, "texts of the set guard")
+    assert found == ((1, 2, 3), (4, 5, 6), (9, 10, 11))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cut_texts(texts, 5, "") == texts == cut_texts(texts, None, "")
+        assert cut_texts((), 5, "") == ()
+
+
+def test_texts_longer_than_a_table_of_positions_end_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{i}?", "completion": str(i)} for i in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=512, n_positions=20, n_embd=32, n_layer=1, n_head=2)
+    )
+    save_policy(model, arithmetic_tokenizer(), tmp_path / "gpt2")
+    small = [one for one in SMALL if not one.startswith(("data.", "model"))]
+    settings = [f"data.path={file}", "data.kind=examples", "train.steps=1", "evaluate.every=0"]
+    settings += ["algorithm=sft", "data=jsonl", "model=hub", f"model.path={tmp_path / 'gpt2'}"]
+    run(structured(compose([*small, *settings, f"output={tmp_path / 'out'}"])))
+    (_, last) = (folder_of(tmp_path / "out") / "evals.jsonl").read_text().splitlines()
+    told = json.loads(last)
+    assert told["set"] == "guard" and told["n_tokens"] <= 19 * told["n_texts"]
+    warned = (folder_of(tmp_path / "out") / "warnings.jsonl").read_text()
+    assert "texts of the set guard are longer than the model's context of 20 tokens" in warned
 
 
 def test_B63_both_sides_of_a_pair_keep_one_prompt() -> None:

@@ -20,9 +20,9 @@ from zoo.compose import compose
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.left_out import LeftOut
-from zoo.data.rows import Kind
+from zoo.data.rows import Kind, without_duplicates
 from zoo.instantiate import structured
-from zoo.types import Completion
+from zoo.types import Completion, Prompt
 
 CUT_OFF = gzip.compress(b'{"prompt": "q"}\n' * 99, mtime=0)[:40]  # no time of day in a test's id
 
@@ -75,6 +75,8 @@ def test_gzip(tmp_path):
 BAD = {
     "{": "not JSON",
     "[1]": "a JSON list, not an object",
+    '{"prompt": "Q", "answer": "1", "answer": "2"}': "the key 'answer' twice",
+    '{"prompt": "Q", "answer": "1", "meta": [{"a": 1, "a": 1}]}': "the key 'a' twice",
     '{"prompt": "Q", "answer": NaN}': "NaN is not a number of JSON",
     '{"answer": "1"}': "no prompt",
     '{"prompt": "  ", "answer": "1"}': "prompt must be a text or turns",
@@ -191,6 +193,74 @@ def test_duplicates_that_contradict_are_counted_and_named(tmp_path):
     )
 
 
+def test_prompts_that_differ_in_another_column_are_kept_and_said(tmp_path):
+    same = [{"prompt": "Q", "target": "a"}, {"prompt": "Q", "target": "a", "note": None}]
+    rows = [*same, {"prompt": "Q", "target": "b"}, {"prompt": "R", "target": "a"}]
+    rows += [{"prompt": "Q", "target": "b"}]
+    with pytest.warns(UserWarning) as caught:
+        prompts = JSONL(path=write(tmp_path / "a.jsonl", rows), heldout=0.0).prompts()
+    assert [(p.id, p.columns["target"]) for p in prompts] == [
+        ("a.jsonl:1", "a"),
+        ("a.jsonl:3", "b"),
+        ("a.jsonl:4", "a"),
+    ]
+    repeated, differing = (str(one.message) for one in caught)
+    assert repeated == "a.jsonl: left out 2 rows that repeat an earlier one."
+    assert differing.startswith(
+        "a.jsonl: 1 prompts repeat an earlier one and differ from it in another column (the first: "
+        "a.jsonl:3 and a.jsonl:1 in 'target')"
+    )
+
+
+def test_prompts_of_one_id_are_one_whatever_their_columns():
+    rows = [Prompt("a", text="Q", columns={"n": n}) for n in (1, 2)]
+    with pytest.warns(LeftOut, match="^rows: left out 1 rows that repeat an earlier one.$"):
+        assert without_duplicates(rows, lambda prompt: prompt.id, "rows") == rows[:1]
+
+
+def test_a_key_twice_in_a_row_of_an_array_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"prompt": "Q", "answer": "1", "answer": "2"}]')
+    with pytest.raises(ConfigError, match=r"a\.json has a row with the key 'answer' twice"):
+        JSONL(path=str(path), heldout=0.0).prompts()
+
+
+REPEATING = {
+    "examples": [{"completion": "What is 1 + 1? 2"}, {"completion": "2"}],
+    "labelled": [{"completion": " What is 1 + 1?\n2", "label": True}, {"completion": "2"}],
+    "pairs": [
+        {"chosen": "What is 1 + 1? 2", "rejected": "What is 1 + 1? 3"},
+        {"chosen": "2", "rejected": "What is 1 + 1? 3"},
+    ],
+    "rankings": [
+        {"completions": ["What is 1 + 1? 2", "What is 1 + 1? 3"]},
+        {"completions": ["2", "What is 1 + 1? 3"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("kind", REPEATING)
+def test_completions_that_begin_with_the_prompt_are_counted_and_named(kind, chat, tmp_path):
+    bad, good = ({"prompt": "What is 1 + 1?", "label": False, **row} for row in REPEATING[kind])
+    settings = {"kind": Kind(kind), "chat": chat, "instruction": "Be brief."}
+
+    def said(rows):
+        rows = [rows[0], {**rows[1], "prompt": "What is 1 + 1? "}]  # no duplicate
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            path = write(tmp_path / "a.jsonl", rows)
+            assert len(getattr(JSONL(path=path, **settings), kind)()) == 2
+        return [str(one.message) for one in caught]
+
+    (told,) = said([bad, bad])
+    assert told.startswith(
+        "a.jsonl: in 2 of 2 rows the completion begins with the prompt's own text (the first is "
+        "a.jsonl:1)"
+    )
+    assert said([bad, good]) == [] == said([good, good])  # half of them may be chance
+
+
 def test_heldout_share_is_split_by_content(tmp_path):
     one = JSONL(path=write(tmp_path / "a.jsonl", questions(200)), heldout=0.25)
     other = JSONL(path=write(tmp_path / "b.jsonl", questions(200)[::-1]), heldout=0.25)
@@ -211,6 +281,35 @@ def test_overlap_with_the_heldout_file_is_reported_and_not_trained_on(tmp_path):
     with pytest.warns(UserWarning, match="2 of 10 training prompts are also held-out"):
         assert len(data.prompts()) == 8
         assert len(data.evaluation_sets()[0].prompts) == 4
+
+
+@pytest.mark.parametrize("other", ["cafe\u0301 {i}?", "café  {i}?", " café {i}?\n", "café\t{i}?"])
+def test_overlap_is_found_though_it_is_not_verbatim(other, tmp_path):
+    rows = [{"prompt": f"café {i}?", "answer": "1"} for i in range(3)]
+    judged = [{"prompt": other.format(i=i), "answer": "1"} for i in (1, 2, 7)]
+    path, held = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", judged)
+    with pytest.warns(UserWarning, match="2 of 3 training prompts are also held-out"):
+        prompts = JSONL(path=path, heldout_path=held).prompts()
+    assert [prompt.id for prompt in prompts] == ["a.jsonl:1"]
+
+
+def test_the_split_by_content_parts_no_prompts_that_read_alike(tmp_path):
+    rows = [{"prompt": f"{i}?{tail}", "answer": "1"} for i in range(60) for tail in ("", " ", "\n")]
+    data = JSONL(path=write(tmp_path / "a.jsonl", rows), heldout=0.5)
+    sides = data.prompts(), data.evaluation_sets()[0].prompts
+    trained, judged = ({p.messages[0]["content"].strip() for p in side} for side in sides)
+    assert len(trained) + len(judged) == 60 and not trained & judged
+    assert sum(map(len, sides)) == 180
+
+
+def test_a_heldout_file_without_the_answers_of_the_training_file_is_refused(tmp_path):
+    train = write(tmp_path / "a.jsonl", questions(4))
+    bare = write(tmp_path / "b.jsonl", [{"prompt": f"new {i}"} for i in range(3)])
+    with pytest.raises(ConfigError, match=r"data\.heldout_path=.*b\.jsonl: its prompts have no"):
+        JSONL(path=train, heldout_path=bare).prompts()
+    turned = JSONL(path=bare, heldout_path=train)  # judged by golds, trained with another reward
+    assert len(turned.prompts()) == 3 and turned.verifier() is None
+    assert [item.name for item in turned.evaluation_sets()] == ["heldout", "guard"]
 
 
 def test_labels_that_contradict_are_counted_and_named(tmp_path):
@@ -275,6 +374,11 @@ def test_examples_pairs_and_labelled(tmp_path):
         ("rankings", {"scores": None, "ranks": [1, 1]}, "all ranks are equal"),
         ("rankings", {"scores": None, "ranks": [1]}, "ranks must be a list of 2 numbers"),
         ("rankings", {"ranks": [2, 1]}, "completion 1 has a higher score .* and a worse rank"),
+        (
+            "rankings",
+            {"completions": ["a", "b", "c"], "scores": [1, 1, 0], "ranks": [2, 1, 3]},
+            "completions 1 and 2 have equal scores and unequal ranks",
+        ),
         ("rankings", {"completions": ["a", "a"]}, r"completions 1 and 2 are the same \('a'\)"),
         (
             "rankings",

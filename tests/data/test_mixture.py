@@ -442,6 +442,14 @@ def test_a_prompt_that_is_judged_on_is_in_no_row_whatever_the_completion():
     assert {content_of(e.prompt) for e in examples} & {"q1", "r"} == {"r"}
 
 
+def test_a_column_source_of_a_parts_own_gives_way_to_its_name_and_is_said(tmp_path):
+    rows = [{"prompt": f"q{i}", "source": "textbook" if i else "a"} for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = Mixture({"a": JSONL(path=str(tmp_path / "a.jsonl"), heldout=0.0)})
+    with pytest.warns(LeftOut, match=r"data\.parts\.a: 2 of 3 prompts have .* source .*'textbook'"):
+        assert {prompt.columns["source"] for prompt in data.prompts()} == {"a"}
+
+
 # IFEval ------------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,12 @@ def test_prompts_that_are_trained_on_and_judged_by_are_told() -> None:
     assert overlap([prompt(i) for i in range(8)], [HELDOUT]) == ""
 
 
+def test_prompts_that_read_alike_are_told_as_well() -> None:
+    judged = EvaluationSet("heldout", "accuracy", (Prompt("h", text="café  au lait"),), judge)
+    rows = [Prompt("t", text="cafe\u0301 au\nlait ")]
+    assert overlap(rows, [judged]).startswith("1 of the 1 prompts of the set heldout are trained")
+
+
 @pytest.mark.parametrize(
     ("mine", "found"),
     [

@@ -1,5 +1,7 @@
 """Prompts, completions and their boundary, over templates of several model families."""
 
+import logging
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -264,6 +266,18 @@ def test_empty_completion_is_its_stop_token_alone():
         stops = stop_token_ids(tokenizer, None)
         ids = encode_completion(tokenizer, ask(), "", stops)
         assert ids[-1] == stops[0] and decode_completion(tokenizer, ids, stops).strip() == ""
+
+
+def test_a_long_text_is_not_told_of_before_what_is_done_with_it(caplog):
+    tokenizer = arithmetic_tokenizer()  # model_max_length is 1024
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        for prompt in (ask("12 " * 2000), Prompt("p", text="12 " * 2000)):
+            assert len(encode_completions(tokenizer, [prompt], ["34 " * 2000], [2])[0]) > 1024
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.text == ""
 
 
 def test_many_at_once_equal_one_by_one():

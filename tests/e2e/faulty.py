@@ -7,13 +7,15 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from zoo.algorithms.base import Algorithm
 from zoo.algorithms.grpo import GRPO
+from zoo.data.arithmetic import Arithmetic
 
 
 def coins(completions, completion_ids):
@@ -183,6 +185,23 @@ class EnoughOnProcessOne(GRPO):
 
 
 @dataclass(frozen=True)
+class InAnotherOrderOnProcessOne(Arithmetic):
+    """As what is taken from a set comes in an order of each process's own."""
+
+    def prompts(self):
+        found = super().prompts()
+        return found[::-1] if os.environ.get("RANK") == "1" else found
+
+
+@dataclass(frozen=True)
+class OtherProblemsOnProcessOne(Arithmetic):
+    def evaluation_sets(self):
+        one, *rest = super().evaluation_sets()
+        turned = one.prompts[::-1] if os.environ.get("RANK") == "1" else one.prompts
+        return [replace(one, prompts=turned), *rest]
+
+
+@dataclass(frozen=True)
 class Strange(GRPO):
     """An algorithm of somebody else: `what` says how it goes wrong."""
 
@@ -203,5 +222,11 @@ class Strange(GRPO):
             "a row's": {"advantages": batch.rewards},
             "a list": {"values": [0.0]},
             "none": {"advantages": None},
+            "integers": {"advantages": batch.advantages.long()},
         }
         return None if self.what == "nothing" else batch.replace(**changed.get(self.what, {}))
+
+    def enough(self, metrics):
+        if self.what == "enough that raises":
+            return metrics["nowhere"]
+        return self.what == "several answers" and torch.ones(2)

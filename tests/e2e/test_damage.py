@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 
 from tests.e2e.small import folder_of, run_small
-from tests.e2e.test_interrupt import signal_at
+from tests.e2e.test_interrupt import call_at, signal_at
 from tests.e2e.test_kill import launched
 from tests.e2e.test_resume import RUNS, assert_same, lines
 from tests.train.test_checkpoint import put_in_the_way
@@ -211,8 +211,8 @@ IN_THE_WAY = {
     ("metrics.jsonl", "folder"): r"(?s)no good one.* metrics.jsonl cannot be read: Is a directory",
     (".lock", "folder"): r"\.lock cannot be locked: .* Delete it",
     (".lock", "link to nowhere"): r"\.lock cannot be locked: .* Delete it",
-    ("checkpoints", "file"): r"checkpoint of step . .* Delete what is in its place",
-    ("checkpoints", "link to nowhere"): r"checkpoint of step . .* Delete what is in its place",
+    ("checkpoints", "file"): r"checkpoints is no folder, .* Delete what is in its place",
+    ("checkpoints", "link to nowhere"): r"checkpoints is no folder, .* Delete what is in its place",
 }
 
 
@@ -264,6 +264,67 @@ def test_a_best_policy_that_is_gone_is_sought_anew(
     assert (folder / "best" / weights).read_bytes() == (folder / "policy" / weights).read_bytes()
     kinds = [line["kind"] for line in lines(folder / "warnings.jsonl")]
     assert kinds.count("best_gone") == 1
+
+
+class Ended(BaseException):
+    """As a kill: nothing is saved or put away after it."""
+
+
+# Where a run ends between its checkpoints of steps 3 and 6: after an error, or in the course of
+# putting the best of step 4 into the place of step 2's.
+ENDS = {
+    "after the step": "zoo.measure.recorder:Recorder.step:5",
+    "before the old best moves": "pathlib:Path.rename:3",
+    "before the new best comes": "pathlib:Path.rename:4",
+    "before best.json": "zoo.train.session:write_json:4",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_best_policy_is_of_the_steps_that_a_resumed_run_kept(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward was mended, say, so that step 4 is the best no more; step 2 is."""
+    job = [*RUNS["sft"], "evaluate.every=2", "evaluate.first=false", "train.checkpoint_every=3"]
+
+    def score(*values: float) -> None:
+        left = iter(values)  # of the evaluations to come
+        of_set = lambda r, _: next(left) if r["set"] == "heldout" else None  # noqa: E731
+        monkeypatch.setattr("zoo.train.session.score_of", of_set)
+
+    score(0.5, 0.1, 0.2)  # after steps 2, 4, 6
+    run_small(tmp_path / "whole", *job)
+    score(0.5, 0.9)
+    with monkeypatch.context() as patch:
+        call_at(patch, ENDS[end], ended)
+        with pytest.raises(Ended):
+            run_small(tmp_path / "ended", *job)
+    score(0.1, 0.2)
+    run_small(tmp_path / "ended", *job)
+    whole, folder = folder_of(tmp_path / "whole"), folder_of(tmp_path / "ended")
+    assert_same(whole, folder)  # no warning is counted
+    assert json.loads((folder / "best.json").read_text())["step"] == 2
+    for name in ("best.json", "best/best.json", "best/model.safetensors"):
+        assert (whole / name).read_bytes() == (folder / name).read_bytes(), name
+    assert not [p.name for p in folder.glob(".*best*")]
+
+
+def ended() -> None:
+    raise Ended
+
+
+def test_a_best_policy_of_a_run_that_starts_anew_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        call_at(patch, "zoo.measure.recorder:Recorder.step:2", ended)
+        with pytest.raises(Ended):
+            run_small(tmp_path, *RUNS["sft"])
+    folder = folder_of(tmp_path)
+    assert json.loads((folder / "best.json").read_text())["step"] == 0
+    monkeypatch.setattr("zoo.train.session.score_of", lambda record, name: None)
+    assert run_small(tmp_path, *RUNS["sft"])["best"] is None
+    assert not (folder / "best").exists() and not (folder / "best.json").exists()
 
 
 def test_half_written_leftovers_do_not_matter(whole: Path, stopped: Path) -> None:

@@ -26,6 +26,7 @@ from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
 from zoo.rollout.rows import NumbersError
 from zoo.train.session import Session, TrainingError
+from zoo.types import RewardOutput
 
 QUICK = ["evaluate.first=false", "evaluate.last=false", "train.checkpoint_every=0"]
 FUNCTION = ["reward=function"]
@@ -175,9 +176,11 @@ def test_a_run_of_dead_batches_ends_and_says_so(
     assert all(m["groups/dead"] == 1 for m in lines(tmp_path, "metrics.jsonl"))
     kinds = [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
     assert kinds.count("abstained") == (2 if reward == "abstains" else 0)
-    assert kinds.count("empty_batch") == (2 if algorithm == "dapo" else 0)
+    # A critic learns from equal rewards, too; everywhere else all gradients are 0.
+    silent = (algorithm, reward) != ("ppo", "alike")
+    assert kinds.count("empty_batch") == (2 if silent else 0)
     told = "without one update of the weights (no step carried a signal)" in capsys.readouterr().out
-    assert told == (summary["updates"] == 0)
+    assert told == silent and summary["updates"] == (0 if algorithm == "dapo" else 2)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dapo", "dpo", "kto"])
@@ -362,6 +365,34 @@ def test_where_the_config_says_so_a_reward_that_fails_abstains(name: str, tmp_pa
     assert "abstained" in [w["kind"] for w in lines(tmp_path, "warnings.jsonl")]
 
 
+def test_a_verifier_that_scores_nothing_stops_no_run_at_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its accuracies nor its best are numbers; the quick check and each set are told of."""
+
+    class Abstains:
+        def __call__(self, prompts: Any, completions: Any) -> RewardOutput:
+            return RewardOutput([None] * len(prompts))
+
+    monkeypatch.setattr("zoo.data.arithmetic.Arithmetic.verifier", lambda self: Abstains())
+    stop = [
+        "train.stop_at.metric=heldout/greedy",
+        "train.stop_at.value=0.1",
+        "train.stop_at.every=1",
+    ]
+    more = ["train.steps=2", "evaluate.every=0", "evaluate.first=false", "measure.memory=false"]
+    summary = run_small(tmp_path, "algorithm=grpo", *stop, *more)
+    assert summary["steps"] == 2 and summary["best"] is None
+    for name in ("heldout", "independent"):
+        final = summary["final"][name]
+        assert final["accuracy"] is final["greedy"] is None and final["unscored"] == 1
+    told = [w["message"] for w in lines(tmp_path, "warnings.jsonl") if w["kind"] == "unscored"]
+    assert len(told) == 4  # two quick checks of heldout, and both sets at the end
+    # 6 problems, greedy; then 2 samples each as well; then those of 4 problems
+    for message, count in zip(told, (6, 6, 18, 12), strict=True):
+        assert f"could not score {count} of {count} answers" in message
+
+
 def test_only_the_rows_that_hang_abstain(tmp_path: Path) -> None:
     overrides = ["algorithm=grpo", "reward.fn=tests.e2e.faulty.hangs_on_an_even_first_token"]
     more = [
@@ -483,6 +514,7 @@ def test_a_reward_that_leaves_no_pair_is_told_with_what_it_left_unscored(
     [
         ("nothing", "prepare must return the batch, got None. End it with"),
         ("a row's", r"prepare must return advantages of the shape of input_ids, \[\d+, \d+\], got"),
+        ("integers", r"must return advantages of .*, got torch\.int64, which is no float"),
         ("a list", r"prepare must return values of the shape .*, got \[0\.0\]"),
         ("none", "say silent_without_advantage, and prepare returned no advantages"),
         ("no needs", "`needs` must be a property that returns Needs.* NotImplementedError"),
@@ -501,6 +533,21 @@ def test_an_algorithm_that_breaks_a_premise_is_told_once(
     report = check_algorithm(Strange(what=what))
     (detail,) = [clause.detail for clause in report.clauses if not clause.passed]
     assert re.search(f"algorithm=strange: .*{says}", detail)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("enough that raises", r"loss/policy, .*\), and raised KeyError: 'nowhere'"),
+        ("several answers", "raised RuntimeError: Boolean value of Tensor with more than one"),
+    ],
+)
+def test_an_algorithm_that_cannot_say_whether_it_has_enough_is_named(
+    what: str, says: str, tmp_path: Path
+) -> None:
+    target = ["algorithm=grpo", "algorithm._target_=tests.e2e.faulty.Strange"]
+    with pytest.raises(RuntimeError, match=f"algorithm=strange: `enough` must .*{says}"):
+        run_small(tmp_path, *target, f'+algorithm.what="{what}"', "train.steps=1", *QUICK)
 
 
 def test_a_run_that_a_reward_stopped_goes_on_with_another_answer_to_failures(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.e2e.small import SMALL, folder_of, run_small
 from tests.e2e.test_resume import RUNS, assert_same, lines
 from zoo.__main__ import start
 from zoo.cli import main
+from zoo.train.interrupt import Interrupt
 
 ENGINE = "zoo.rollout.torch_engine:_Decoder.generate"
 # moment → the step that is saved; a checkpoint is due after steps 2, 4 and 6
@@ -50,6 +53,16 @@ def signal_at(
     monkeypatch: pytest.MonkeyPatch, moment: str, number: signal.Signals, times: int = 1
 ) -> None:
     """Send this process a signal when the moment's function is entered for the n-th time."""
+
+    def send() -> None:
+        for _ in range(times):
+            signal.raise_signal(number)
+
+    call_at(monkeypatch, moment, send)
+
+
+def call_at(monkeypatch: pytest.MonkeyPatch, moment: str, action: Callable[[], None]) -> None:
+    """Do something when the moment's function is entered for the n-th time."""
     module, path, count = moment.split(":")
     owner = importlib.import_module(module)
     *outer, name = path.split(".")
@@ -62,8 +75,7 @@ def signal_at(
         nonlocal left
         left -= 1
         if left == 0:
-            for _ in range(times):
-                signal.raise_signal(number)
+            action()
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(owner, name, wrapped)
@@ -142,6 +154,26 @@ def test_a_signal_after_the_end_neither_undoes_it_nor_promises_a_checkpoint(
         assert run_small(tmp_path, *RUNS["sft"])["status"] == "finished"
     said = capfd.readouterr().err
     assert "The run is finished. Again ends at once." in said and "Ending after" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_forked_by_a_reward_ends_by_a_signal_as_any_other(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Interrupt() as interrupt:
+        interrupt.begin()
+        context = multiprocessing.get_context("fork")
+        started = context.Event()  # Python drops the signals that come before, while it forks
+        child = context.Process(target=lambda: (started.set(), time.sleep(60)))
+        child.start()
+        assert child.pid is not None and started.wait(20)
+        os.kill(child.pid, number)
+        child.join(20)
+        exited = child.exitcode
+        child.kill()
+        child.join()
+    assert exited == -number and not interrupt.asked
+    assert capfd.readouterr().err == ""
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_answer_to_a_signal(

@@ -17,6 +17,7 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
+from zoo.data.arithmetic import Arithmetic
 from zoo.train.session import TrainingError
 
 # What the clock and the allocator decide, not the seeds.
@@ -133,17 +134,50 @@ def test_a_run_does_not_go_on_with_other_pairs_than_it_began_with(
     assert run_small(tmp_path / "run", *job)["status"] == "finished"
 
 
-def test_a_checkpoint_from_before_rows_had_a_hash_goes_on(
+def test_a_run_does_not_go_on_with_prompts_in_another_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed("zoo.train.loop:_update:4", tmp_path, RUNS["dpo"])
+    killed("zoo.train.loop:_update:4", tmp_path, RUNS["grpo"])
+    prompts = Arithmetic.prompts
+    with monkeypatch.context() as patch:
+        patch.setattr(Arithmetic, "prompts", lambda self: [*reversed(prompts(self))])
+        with pytest.raises(TrainingError, match=r"step_000002 .*other rows .*another order.*set"):
+            run_small(tmp_path, *RUNS["grpo"])
+    assert run_small(tmp_path, *RUNS["grpo"])["status"] == "finished"
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_checkpoint_from_before_rows_had_a_hash_goes_on(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed("zoo.train.loop:_update:4", tmp_path, RUNS[algorithm])
     (manifest,) = folder_of(tmp_path).glob("checkpoints/*/manifest.json")
     source = json.loads(manifest.read_text())["state"]["source"]
     assert set(source) == {"position", "content_hash"}
     old = {"position": source["position"]}
     state = property(lambda checkpoint: {**checkpoint.manifest["state"], "source": old})
     monkeypatch.setattr("zoo.train.checkpoint.Checkpoint.state", state)
-    assert run_small(tmp_path, *RUNS["dpo"])["status"] == "finished"
+    assert run_small(tmp_path, *RUNS[algorithm])["status"] == "finished"
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_finished_run_whose_policy_is_gone_writes_it_again_or_says_so(
+    checkpoints: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run_small(tmp_path, *RUNS["sft"])
+    folder = folder_of(tmp_path)
+    weights, metrics = folder / "policy/model.safetensors", folder / "metrics.jsonl"
+    before, recorded = weights.read_bytes(), metrics.read_bytes()
+    shutil.rmtree(folder / "policy")
+    if not checkpoints:
+        shutil.rmtree(folder / "checkpoints")
+    capsys.readouterr()
+    again = run_small(tmp_path, *RUNS["sft"])
+    said = capsys.readouterr().out
+    assert ("what it made is gone; delete the folder" in said) == (not checkpoints)
+    assert again["policy_hash"] == first["policy_hash"] and metrics.read_bytes() == recorded
+    assert weights.exists() == checkpoints
+    assert not checkpoints or weights.read_bytes() == before
 
 
 def test_finished_run_is_returned_and_its_folder_refuses_another_configuration(

@@ -129,6 +129,17 @@ def test_learns_pairs_and_prefers_rightly_what_it_has_not_seen(tmp_path: Path) -
     assert config["zoo_score_std"] == pytest.approx(final["score_std"], abs=1e-6)
 
 
+def test_a_spread_of_earlier_weights_is_not_saved_with_later_ones(tmp_path: Path) -> None:
+    settings = [*REWARD_MODEL, "evaluate.every=3", "evaluate.last=false", "train.steps=4"]
+    run_small(tmp_path, *settings)
+    folder = folder_of(tmp_path)
+    spread = {"zoo_score_mean", "zoo_score_std"}
+    best, last = (
+        json.loads((folder / name / "config.json").read_text()) for name in ("best", "reward_model")
+    )
+    assert spread <= best.keys() and not spread & last.keys()  # of step 0 or 3; of step 4
+
+
 def test_rankings_of_unequal_length_show_the_rows_that_there_are(tmp_path: Path) -> None:
     file = tmp_path / "rankings.jsonl"
     rows = [

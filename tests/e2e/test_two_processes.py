@@ -194,3 +194,22 @@ def test_processes_that_were_started_for_different_runs_are_refused(
         done.stderr.split()
     )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("InAnotherOrderOnProcessOne", "training rows"),
+        ("OtherProblemsOnProcessOne", "problems of an evaluation"),
+    ],
+)
+def test_processes_whose_data_come_in_another_order_are_refused_before_the_first_step(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    data = f"data._target_=tests.e2e.faulty.{name}"
+    job = {"output": str(tmp_path / "out"), "overrides": ["algorithm=grpo", data, *ONE_STEP]}
+    (tmp_path / "jobs.json").write_text(json.dumps([job]))
+    done = torchrun("tests.e2e.two", str(tmp_path / "jobs.json"), cache=tmp_path / "cache")
+    assert done.returncode != 0
+    assert f"process 1 made other {what} than process 0, or in another order" in done.stderr
+    assert metrics(tmp_path / "out") == []

@@ -10,9 +10,15 @@ import pytest
 import torch
 
 from tests.models.tiny import llama
+from zoo.config import OnError
+from zoo.evaluate.best import score_of
 from zoo.evaluate.cli import print_scores
 from zoo.evaluate.evaluator import Evaluator, TokenizedSet
 from zoo.models.policy import Policy
+from zoo.report.runs import Evaluation, Measure
+from zoo.report.tables import estimate
+from zoo.rewards.check import REASONS
+from zoo.rewards.score import Patience
 from zoo.rollout.engine import Sampling
 from zoo.rollout.torch_engine import TorchEngine
 from zoo.types import Completion, Prompt, RewardOutput
@@ -135,7 +141,80 @@ def test_drift_from_the_start_is_zero_at_the_start_and_the_mean_log_ratio_later(
 def test_a_quick_check_counts_the_first_problems_only() -> None:
     engine = Scripted([[]] * 3, ["yes", "no", "yes"])
     found = TokenizedSet("heldout", "accuracy", problems(3), IsYes())
-    assert evaluator(engine, [found]).greedy_accuracy(found, 2) == 0.5
+    assert evaluator(engine, [found]).greedy_accuracy(found, 2) == (0.5, "")
+
+
+def test_answers_without_a_score_are_not_right_and_are_told() -> None:
+    """3 problems × (2 samples + 1 greedy) with 3 of 9 unscored, one of them by a failure."""
+
+    class Judge:
+        def __call__(self, prompts, completions) -> RewardOutput:
+            if any(c.text == "fails" for c in completions):
+                raise ValueError("fails")
+            return RewardOutput([None if c.text == "?" else float(c.text) for c in completions])
+
+    engine = Scripted([["1", "?"], ["1", "0"], ["fails", "1"]], ["1", "?", "0"])
+    found = TokenizedSet("heldout", "accuracy", problems(3), Judge())
+    patience = Patience(on_error=OnError.abstain)
+    made = evaluator(engine, [found], samples=2, pass_k=[1, 2], patience=patience)
+    (result,) = made.evaluate(policy=None)  # pyright: ignore
+    record = result.record
+    assert (record["accuracy"], record["greedy"]) == (pytest.approx(3 / 6), pytest.approx(1 / 3))
+    assert record["unscored"] == pytest.approx(3 / 9)
+    assert record["outcomes"] == [[1, 0], [1, 0], [0, 1]]
+    assert record["greedy_outcomes"] == [1, 0, 0]
+    assert record["pass@k"] == pytest.approx({"1": 1 / 2, "2": 1.0})
+    for words in ("set heldout could not score 3 of 9", "count as not right", "failed on 1 of"):
+        assert words in result.unscored
+    value, told = made.greedy_accuracy(found, 2)
+    assert value == 0.5 and "could not score 1 of 2 answers" in told
+
+
+@pytest.mark.parametrize("texts", ["?", "fails"])
+def test_a_set_of_which_nothing_is_scored_has_no_accuracy(texts: str) -> None:
+    class Judge:
+        def __call__(self, prompts, completions) -> RewardOutput:
+            if completions[0].text == "fails":
+                raise ValueError("fails")
+            return RewardOutput([None] * len(prompts))
+
+    engine = Scripted([[texts] * 2] * 3, [texts] * 3)
+    asked = tuple(
+        Prompt(id=f"p{i}", text="q", token_ids=(5,), columns={"source": "ab"[i % 2]})
+        for i in range(3)
+    )
+    found = TokenizedSet("heldout", "accuracy", asked, Judge())
+    patience = Patience(on_error=OnError.abstain)
+    made = evaluator(engine, [found], samples=2, pass_k=[1, 2], patience=patience)
+    (result,) = made.evaluate(policy=None)  # pyright: ignore
+    record = result.record
+    assert record["accuracy"] is None and record["greedy"] is None and record["unscored"] == 1
+    assert record["pass@k"] == record["by_source"] == record["greedy_by_source"] == {}
+    assert "could not score 9 of 9 answers, which leave the set without" in result.unscored
+    assert ("failed on 9 of them" in result.unscored) == (texts == "fails")
+    assert made.greedy_accuracy(found, 2)[0] is None
+    # what reads it: the table, the best metric, the report
+    print_scores([record])
+    assert score_of(record, "heldout/accuracy") is None
+    read = Evaluation(0, "heldout", "accuracy", 0, record)
+    for measure in (Measure.accuracy, Measure.greedy):
+        assert read.per_problem(measure) == {} and read.mean(measure) is None
+        assert estimate([read], measure).value is None
+
+
+def test_a_record_has_at_most_so_many_reasons() -> None:
+    class Quotes:
+        def __call__(self, prompts, completions) -> RewardOutput:
+            return RewardOutput([0.0] * len(prompts), {}, [f"got\n{c.text}" for c in completions])
+
+    count = REASONS + 8
+    engine = Scripted([[f"{i}", "same"] for i in range(count)], ["no"] * count)
+    found = TokenizedSet("heldout", "accuracy", problems(count), Quotes())
+    (result,) = evaluator(engine, [found], samples=2, pass_k=[1]).evaluate(None)  # pyright: ignore
+    reasons = result.record["reasons"]
+    assert len(reasons) == REASONS + 1 and reasons["got same"] == 0.5
+    assert reasons["other"] == pytest.approx((count - REASONS + 1) / (2 * count))
+    assert sum(reasons.values()) == pytest.approx(1)
 
 
 def test_without_samples_and_greedy_answers_texts_alone_are_judged() -> None:

@@ -140,6 +140,29 @@ def test_a_terminal_or_log_that_goes_away_costs_its_lines_and_no_more(where, tmp
     assert (tmp_path / "log").read_text() == "late\n"
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_any_output_nothing_is_shown(enabled, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    shown = display(4, "run", enabled=enabled)
+    shown.step(1, {"seconds/step": 1.0})
+    shown.message("finished")
+    shown.close()
+
+
+def test_closed_outputs_do_not_give_their_numbers_to_files(tmp_path):
+    code = """
+        import sys, os, types
+        cli = sys.modules["zoo.cli"] = types.ModuleType("zoo.cli")
+        cli.main = lambda: int(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY) < 3)
+        from zoo.__main__ import start
+        status = start()
+        print("to nobody")
+        sys.exit(status)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "file")]
+    assert subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]).returncode == 0
+
+
 def test_a_terminal_gets_a_bar_with_transient_parts(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")

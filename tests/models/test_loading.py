@@ -10,11 +10,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants as hub_constants
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    OpenAIGPTConfig,
+)
 
 from tests.models.tiny import MODELS, llama, ragged_batch
 from zoo.config import ConfigError, ModelConfig
@@ -174,6 +180,24 @@ def test_hub_reachable_tries_the_configured_endpoint_once(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    "factory", [AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer]
+)
+def test_an_absent_hub_is_asked_for_nothing(factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        asked.append(args)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading, "hub_reachable", lambda: False)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    with pytest.raises(ConfigError, match=r"could not be loaded.*\n.*reward\.path=FOLDER"):
+        loading.from_hub(factory, "no-such/model", ModelConfig(path="x"), "reward.path")
+    assert asked == [] and not hub_constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         (ModelConfig(path="/no/such/folder"), "does not exist"),
@@ -241,6 +265,18 @@ def test_weights_that_are_not_finite_are_named(value: float, tmp_path: Path) -> 
     model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path=.*model\.norm\.weight are not finite"):
         load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_model_without_that_attention_is_read_with_its_own(tmp_path: Path) -> None:
+    config = OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="no attention of the kind model.attention=sdpa"):
+        model = load_model(ModelConfig(path=str(tmp_path)))
+    assert weights_hash(model) == weights_hash(made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(ModelConfig(path=str(tmp_path), attention="eager"))
 
 
 def test_logits_that_are_not_finite_are_not_laid_to_the_head() -> None:

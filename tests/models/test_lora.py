@@ -234,7 +234,7 @@ def test_sampled_logprobs_are_the_trainers_after_every_step(fast: bool) -> None:
         optimizer.zero_grad()
         found.sum().neg().backward()
         optimizer.step()
-    assert made._kinds == ({id(model): LeanDecoding} if fast else {})
+    assert made._kinds == {id(model): LeanDecoding if fast else PlainDecoding}
 
 
 def test_anything_but_a_plain_adapter_is_left_to_the_modules() -> None:
@@ -454,6 +454,50 @@ def test_settings_out_of_range_are_refused_before_anything_loads(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check_model_config(settings(path="some/hub", **changes))
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "use_dora": True},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_that_would_be_trained_in_part_is_refused(
+    base: Path, offered: dict[str, Any]
+) -> None:
+    from peft import LoraConfig as Described
+    from peft import get_peft_model
+
+    described = Described(r=RANK, lora_alpha=6, task_type="CAUSAL_LM", **offered)
+    made: Any = get_peft_model(load_base(settings(path=str(base))), described)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    folder = base.parent / "adapter"
+    made.save_pretrained(str(folder), save_embedding_layers=False)
+    arithmetic_tokenizer().save_pretrained(str(folder))
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=null it is merged"):
+        load_trained(settings(path=str(folder)))
+
+
+def test_an_adapter_of_a_pattern_of_names_goes_on(base: Path) -> None:
+    from peft import LoraConfig as Described
+    from peft import get_peft_model
+
+    described = Described(
+        r=RANK, lora_alpha=6, task_type="CAUSAL_LM", target_modules=r".*\.(q|v)_proj"
+    )
+    made: Any = get_peft_model(load_base(settings(path=str(base))), described)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    made.save_pretrained(str(base.parent / "adapter"))
+    model, _ = load_trained(settings(path=str(base.parent / "adapter")))
+    assert {name.rpartition(".")[2] for name in adapted(model)} == {"q_proj", "v_proj"}
+    with pytest.raises(ConfigError, match=r"targets \['\.\*"):
+        load_trained(settings(path=str(base.parent / "adapter"), targets=["q_proj"]))
 
 
 def test_untrained_weights_take_no_adapter() -> None:

@@ -218,6 +218,24 @@ def test_normed_queries_and_keys_are_packed_too() -> None:
     found, wanted = policy(batch).logprobs, Policy(model)(batch).logprobs
     assert policy.trunk.packed
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    weights = list(model.parameters())
+    ours, theirs = (torch.autograd.grad(x.square().sum(), weights) for x in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_whose_packed_gradients_are_wrong_is_read_padded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crooked(ctx: Any, *grads: Any) -> Any:
+        weight = ctx.saved_tensors[1]
+        return grads[0] * weight, torch.zeros_like(weight), None
+
+    monkeypatch.setattr("zoo.models.fused._RMSNorm.backward", staticmethod(crooked))
+    model, batch = llama(), ragged_batch()
+    policy = Policy(model, packed=True)
+    with pytest.warns(UserWarning, match="its gradients differ"), torch.no_grad():
+        policy(batch)
+    assert not policy.trunk.packed
 
 
 @pytest.mark.parametrize("name", ["tied", "one key head"])

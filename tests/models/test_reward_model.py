@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,29 @@ def test_folder_gives_the_same_scores_and_the_spread_back(tmp_path: Path) -> Non
     batch = ragged_batch()
     assert torch.equal(model(batch), again(batch))
     assert float(again.score_mean) == -0.5 and float(again.score_std) == 2.0
+
+
+def test_only_weights_that_were_judged_are_saved_with_a_spread(tmp_path: Path) -> None:
+    model = from_policy(llama(), 0)
+    for folder, judged in (("never", False), ("judged", True), ("since trained", False)):
+        if judged:
+            model.remember(-0.5, 2.0)
+        else:
+            model.forget()
+        config = saved(tmp_path / folder, model)
+        written = json.loads((tmp_path / folder / "config.json").read_text())
+        names = {"zoo_score_mean", "zoo_score_std"}
+        assert written.keys() & names == (names if judged else set())
+        assert float(load_reward_model(config).score_std) == (2.0 if judged else 0.0)
+
+
+@pytest.mark.parametrize("place", ["model.norm", "score"])
+def test_weights_that_are_not_finite_are_refused(place: str, tmp_path: Path) -> None:
+    model = from_policy(llama(), 0)
+    with torch.no_grad():
+        model.model.get_submodule(place).weight.view(-1)[0] = float("nan")  # pyright: ignore
+    with pytest.raises(ConfigError, match=rf"reward\.path=.*{place}\.weight are not finite"):
+        load_reward_model(saved(tmp_path, model))
 
 
 def test_folder_is_an_ordinary_classifier_for_transformers(tmp_path: Path) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.speed.__main__ import main
+from benchmarks.speed.__main__ import _held_before, main
 from benchmarks.speed.contests import CONTESTS, Contender, Place, _contenders, _spec
-from benchmarks.speed.table import BARS, agreement, judge, write
-from benchmarks.speed.workloads import W1, W2
+from benchmarks.speed.table import BARS, agreement, judge, table, write
+from benchmarks.speed.workloads import W1, W2, Workload, prepare
 from benchmarks.speed.zoo_side import overrides
+from zoo.data.tokenizer import arithmetic_tokenizer
 
 SIZES = ["zoo G=4", "zoo G=16", "zoo C=96", "zoo C=192"]
 PLACE = Place(Path("work"), Path("peer/python"), Path("older"), 2)
 ORIGIN: dict[str, Any] = {
-    "commit": "abc", "dirty": False, "versions": {"torch": "2"}, "peers": "1",
-    "machine": {"cpu": "x", "cores": 2, "system": "y"},
+    "commit": "abc", "dirty": False, "versions": ["torch 2"], "peers": "1", "machines": ["x"],
 }  # fmt: skip
 
 
@@ -40,6 +41,12 @@ def record(name: str) -> dict[str, Any]:
     found = {
         "contest": name,
         "load": 0.3,
+        "judged": True,
+        "command": "python -m benchmarks.speed",
+        "commit": "abc",
+        "dirty": False,
+        "machine": "x",
+        "versions": "torch 2",
         "search": [],
         "contenders": {"zoo": ours, **dict.fromkeys(names, theirs)},
         "parity": {w: {"absolute": 2e-5, "relative": 3e-6} for w in ("W1", "W2")},
@@ -70,13 +77,62 @@ def test_bars_by_hand() -> None:
     assert found["log-probs against transformers in float32, nats", "W2"].met
 
 
-def test_a_bar_whose_side_did_not_take_part_is_left_out() -> None:
+def test_a_bar_that_cannot_be_judged_says_why_and_is_not_met() -> None:
     alone = record("grpo-W2-fixed")
     for name in [n for n in alone["contenders"] if n.startswith("TRL")]:
         del alone["contenders"][name]
-    bars = {bar.bar for bar in judge({"grpo-W2-fixed": alone})}
-    assert "GRPO step against TRL amp" not in bars
-    assert "tokens a second against generate (bf16)" in bars
+    bars = {bar.bar: bar for bar in judge({"grpo-W2-fixed": alone})}
+    missing = bars["GRPO step against TRL amp"]
+    assert missing.ratio is None and not missing.met and missing.open.startswith("not measured")
+    assert bars["tokens a second against generate (bf16)"].met
+    assert "| – | ≥ 3.30 | ≥ 5.00 | not measured: a side" in table([missing])
+    busy = record("grpo-W1-fixed") | {"judged": False}
+    (step, tokens) = judge({"grpo-W1-fixed": busy})
+    assert step.ratio == 2.5 and tokens.ratio == 4.0
+    assert not step.met and not tokens.met and step.open.startswith("not judged: other work")
+    other = record("grpo-W1-fixed")
+    for made in other["contenders"]["zoo"]["steps"]:
+        made["reward"] = 0.9
+    assert {bar.open for bar in judge({"grpo-W1-fixed": other})} == {"not judged: the sides differ"}
+
+
+def test_a_record_that_lacks_a_side_or_was_disturbed_is_held_again() -> None:
+    whole, alone = record("grpo-W1-fixed"), record("grpo-W1-fixed")
+    del alone["contenders"]["TRL"]
+    busy = whole | {"judged": False}
+    options = argparse.Namespace(no_peers=False, anyway=False)
+    lax = argparse.Namespace(no_peers=True, anyway=True)
+    for found, wanted in ((whole, True), (alone, False), (busy, False)):
+        assert _held_before("grpo-W1-fixed", {"grpo-W1-fixed": found}, options) == wanted
+        assert _held_before("grpo-W1-fixed", {"grpo-W1-fixed": found}, lax)
+    assert not _held_before("grpo-W1-fixed", {}, lax)
+
+
+def test_other_problems_or_another_model_make_the_second_workload_anew(tmp_path: Path) -> None:
+    row = {"question": "one two three four five", "answer": "six seven"}
+    small = Workload("W2", 1, (2, 60), 2, 8, 1, 2, 100)
+    for name in ("a", "b"):
+        arithmetic_tokenizer().save_pretrained(tmp_path / name)
+    file = tmp_path / "rows.jsonl"
+
+    def prepared(model: str, *rows: Any) -> str:
+        file.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+        place = prepare(small, tmp_path / "at", tmp_path / model, file)
+        assert (place / "model").resolve().name == model
+        return (place / "examples-natural.jsonl").read_text()
+
+    other = {**row, "answer": "8"}
+    first = prepared("a", row, row)
+    assert prepared("b", row, row) == first
+    assert prepared("b", other, other) != first
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2 is no JSON object .*JSONDecodeError"):
+        prepared("a", row, "garbage")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1 .*KeyError: 'question'"):
+        prepared("a", {"q": 1})
+    with pytest.raises(ValueError, match="has 1 problems of 2 to 60 tokens, and 2 are needed"):
+        prepared("a", row)
+    with pytest.raises(FileNotFoundError, match="zoo fetch smollm2_135m"):
+        prepared("c", row)
 
 
 def test_other_work_is_told_from_the_same_work() -> None:
@@ -97,7 +153,8 @@ def test_other_work_is_told_from_the_same_work() -> None:
 def test_what_is_written_holds_every_bar_and_no_path(tmp_path: Path) -> None:
     names = {bar.contest for bar in BARS}
     records = {name: record(name) for name in names}
-    write(records, ORIGIN, "python -m benchmarks.speed", tmp_path)
+    records["checks"]["command"] = "python -m benchmarks.speed --steps=11"
+    write(records, ORIGIN, tmp_path)
     document = json.loads((tmp_path / "speed.json").read_text())
     assert len(document["bars"]) == len(BARS)
     assert {"bar", "workload", "ratio", "must", "aim", "met", "samples", "load"} <= set(
@@ -106,6 +163,7 @@ def test_what_is_written_holds_every_bar_and_no_path(tmp_path: Path) -> None:
     page = (tmp_path / "speed.md").read_text()
     assert "GRPO step against TRL amp" in page and "missed" in page
     assert "relative gap 3.0e-06 at most" in page
+    assert "`python -m benchmarks.speed`; `python -m benchmarks.speed --steps=11` (checks)" in page
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     assert len((tmp_path / "speed.csv").read_text().splitlines()) == 1 + len(records) * 9 * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -115,6 +116,32 @@ def test_an_alarm_at_any_line_leaves_signals_as_they_were(seconds: float, around
         assert wanted > 12 and early  # through all of it, and before it had a handler of its own
     finally:
         signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.parametrize("takes", ["timer", "handler", "both"])
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_function_that_takes_the_alarm_for_itself_is_given_up(takes: str, swallows: bool) -> None:
+    """Ways of a library with a time limit of its own, then a call that never ends."""
+
+    def hangs() -> None:
+        if takes != "timer":
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        if takes != "handler":
+            signal.alarm(5)
+            signal.alarm(0)
+        if swallows:
+            with contextlib.suppress(BaseException):
+                time.sleep(60)
+        time.sleep(60)
+
+    before = [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGVTALRM)]
+    began = time.monotonic()
+    with pytest.raises(LateError, match=r"no answer after 0\.2 s \(at test_deadline"):
+        within(0.2, hangs, {})
+    assert time.monotonic() - began < 10
+    assert [signal.getsignal(n) for n in (signal.SIGALRM, signal.SIGVTALRM)] == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert not [thread for thread in threading.enumerate() if thread.name == "deadline"]
 
 
 def test_what_a_function_raises_comes_through() -> None:

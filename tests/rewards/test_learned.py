@@ -193,6 +193,20 @@ def test_settings_out_of_range_are_refused(words: Path) -> None:
             Learned(path=str(words), **settings)
 
 
+@pytest.mark.parametrize("given", [{}, {"mean": 1.0}, {"std": 2.0}])
+def test_scores_of_a_model_that_was_never_judged_have_no_spread(
+    given: dict[str, float], tmp_path: Path
+) -> None:
+    model = from_policy(llama(vocab_size=10, max_position_embeddings=16), 0)
+    model.save(tmp_path, word_tokenizer())
+    with pytest.raises(ConfigError, match=r"was not judged .* evaluate\.last=true"):
+        Learned(path=str(tmp_path), normalise=True, **given).load("cpu")
+    prompts, completions = asked("one plus ", "two", "three")
+    raw = Learned(path=str(tmp_path))(prompts, completions).total
+    whole = Learned(path=str(tmp_path), normalise=True, mean=1.0, std=2.0)
+    assert whole(prompts, completions).total == pytest.approx([((r or 0) - 1) / 2 for r in raw])
+
+
 @pytest.mark.parametrize("std", ["-1", "0", "NaN", "Infinity", '"x"', "null"])
 def test_deviation_that_is_none_is_refused_with_the_folder(
     std: str, words: Path, tmp_path: Path

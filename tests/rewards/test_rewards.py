@@ -1,7 +1,9 @@
 """Rewards: right and wrong, format, shaping, controls, sums, and strangers' functions."""
 
+import functools
 import gc
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ from zoo.rewards.check import RESERVED, RewardError, check_output, check_scores
 from zoo.rewards.composite import Weighted
 from zoo.rewards.function import Function
 from zoo.rewards.random_reward import Random
-from zoo.rewards.score import Patience
+from zoo.rewards.score import FAILED, Patience, failures, fingerprint, load, module_of, name_of
 from zoo.rewards.score import score as ask
 from zoo.rewards.shaping import Ended, Format, LengthPenalty, NumberInPlace, Rule
 from zoo.rewards.verifiable import LastNumber, Verifier, last_number
 from zoo.types import Completion, Prompt, RewardOutput
 
+ODD = ("", "a/b", "ab\ncd", " a", "a ", "\u200b")  # names of components that no curve can have
 NO_IDEA = "I do not know this at all."
 
 
@@ -322,8 +325,12 @@ def test_shaped_gsm8k_orders_its_four_outcomes():
             r"^reward\.components\.a: reward\.fn=math\.squar: math has no 'squar'",
         ),
         *[
-            ({one: Ended()}, rf"components\.{one}: .* beside total.*Try {one}_1")
+            ({one: Ended()}, rf"a component is called '{one}', whose .*Try {one}_1")
             for one in RESERVED
+        ],
+        *[
+            ({one: Ended()}, r"a component is called .*, which cannot name the curve reward/NAME")
+            for one in ODD
         ],
         # FAULTS B78: a penalty of weight −1 would reward what it punishes.
         ({"a": {"weight": -1, "reward": LengthPenalty()}}, r"is a penalty .*Try 1"),
@@ -342,6 +349,19 @@ def test_b78_penalty_lowers_the_sum():
 
 
 # strangers' functions --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["truncated", "prompts", "completions", "prompt_ids"])
+def test_a_column_that_zoos_own_argument_hides_is_said(name):
+    seen = []
+
+    def looks(prompts, completions, **columns):
+        seen.append({"prompts": prompts, "completions": completions, **columns}[name])
+        return [1.0] * len(completions)
+
+    with pytest.warns(UserWarning, match=rf"reward looks: the data have columns {name}, and"):
+        Function(looks)([prompt(**{name: "mine"})], [completion("x")])
+    assert len(seen) == 1 and "mine" not in seen[0]
 
 
 def by_length(prompts, completions):
@@ -477,6 +497,24 @@ def test_no_component_takes_the_curve_of_the_whole(name):
             call(lambda completions: RewardOutput([1.0] * 4, {name: [1.0] * 4}), on_error=on_error)
 
 
+@pytest.mark.parametrize("name", [*ODD, 3, None])
+def test_no_component_has_a_name_that_no_curve_can_have(name):
+    with pytest.raises(ConfigError, match=r"gave a component .*, which cannot name the curve"):
+        call(lambda completions: RewardOutput([1.0] * 4, {name: [1.0] * 4}))
+
+
+def coins_of(completions, sides):
+    return [float(len(text) % sides) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [(functools.partial(coins_of, sides=2), "coins_of"), (Fixed([1.0] * 4), "Fixed")],
+)
+def test_a_function_without_a_name_has_one_that_is_the_same_in_every_process(fn, name):
+    assert Function(fn).label == name
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_reward_sets_in_torch_is_set_back(fails):
     def settings():
@@ -518,12 +556,27 @@ def test_what_a_reward_writes_into_a_row_is_not_kept():
     class Writes:
         def __call__(self, prompts, completions):
             for p in prompts:
+                seen.append((p.columns["answer"], len(p.columns["tests"][0]["in"])))
                 p.columns["answer"] = "written"
+                p.columns["tests"][0]["in"].append(1)
+                p.columns["ids"][0] = 7
+                p.messages[0]["content"] += "!"
+                completions.clear()
             return RewardOutput([1.0] * len(prompts))
 
-    row = Prompt("p", text="1 + 1 =", columns={"answer": "2"})
-    ask(Writes(), [row], [completion("a")])
-    assert row.columns == {"answer": "2"}
+    def row():
+        return Prompt(
+            "p",
+            ({"role": "user", "content": "1 + 1 ="},),
+            columns={"answer": "2", "tests": ({"in": []},), "lock": lock, "ids": bytearray(2)},
+        )
+
+    lock, seen = threading.Lock(), []  # there is no copy of a lock, and none is needed
+    asked = row()
+    reward = Weighted({"a": {"weight": 1, "reward": Writes()}, "b": Writes()})
+    for _ in range(2):
+        ask(reward, [asked] * 3, [completion("a")] * 3)  # a group's rows are of one prompt
+    assert asked == row() and set(seen) == {("2", 0)}
 
 
 @pytest.mark.filterwarnings("error")
@@ -540,6 +593,84 @@ def test_an_async_reward_is_refused_whatever_failures_mean():
             with pytest.raises(ConfigError, match=rf"reward {name} is async.*asyncio\.run"):
                 ask(reward, [prompt("1")], [completion("a")], Patience(None, on_error))
     gc.collect()
+
+
+def longer_than_the_mean(completions):
+    """Compares the rows of a call, and fails where one is empty."""
+    assert all(completions)
+    mean = sum(map(len, completions)) / len(completions)
+    return RewardOutput(
+        [float(len(text) > mean) for text in completions],
+        {"length": [float(len(text)) for text in completions]},
+        ["failed" if len(text) <= mean else "long" for text in completions],
+    )
+
+
+def rows_of(texts):
+    return [prompt(name=f"p{i}") for i in range(len(texts))], [completion(t) for t in texts]
+
+
+def test_rows_that_do_not_fail_are_compared_with_each_other():
+    texts = ["aa", "", "aaaa", "aaaaaa", ""]  # the others' mean is 4
+    output = ask(Function(longer_than_the_mean), *rows_of(texts), Patience(None, OnError.abstain))
+    assert output.total == [0.0, None, 0.0, 1.0, None]
+    assert output.components == {"length": [2.0, None, 4.0, 6.0, None]}
+    assert output.reasons == ["failed", "failed", "failed", "long", "failed"]
+    # the reward's own reason `failed` is no failure
+    assert failures(output) == 2
+    assert [reason is FAILED for reason in output.reasons] == [False, True, False, False, True]
+
+
+def test_rows_that_fail_only_together_are_left_unscored():
+    def fn(completions):
+        assert len(completions) == 1
+        return [1.0]
+
+    with pytest.warns(UserWarning, match=r"reward fn fails on rows together .*all 3 of the round"):
+        output = ask(Function(fn), *rows_of("abc"), Patience(None, OnError.abstain))
+    assert output.total == [None] * 3 and failures(output) == 3
+
+
+def stranger(**attributes):
+    """A reward with attributes that zoo has a meaning for."""
+
+    def called(self, prompts, completions):
+        return RewardOutput([1.0] * len(prompts))
+
+    return type("Stranger", (), {"__call__": called, **attributes})()
+
+
+def raises(self, *_):
+    raise OSError("no weights")
+
+
+@pytest.mark.parametrize("value", ["some.text", 3, 0.5, None, ["a"]])
+def test_attributes_of_a_reward_that_happen_to_have_a_name_of_zoos_mean_nothing(value):
+    names = ("label", "__name__", "module", "load", "fingerprint", "penalty")
+    reward = stranger(**dict.fromkeys(names[2:], value), label=3, __name__=["x"])
+    assert name_of(reward) == "Stranger" and module_of(reward) is None
+    assert not load(reward, "cpu") and fingerprint([reward]) == ""
+    Weighted({"a": {"weight": -1, "reward": reward}}).load("cpu")
+    assert name_of(stranger(label=raises)) == "Stranger"
+    loaded = torch.nn.Linear(1, 1)
+    assert module_of(stranger(module=loaded)) is loaded
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"load": raises}, r"reward Stranger: load\(device\) raised OSError: no weights"),
+        ({"fingerprint": raises}, r"reward Stranger: fingerprint\(\) raised OSError: no weights"),
+        ({"fingerprint": lambda self: 5}, r"reward Stranger: fingerprint\(\) returned 5, not a"),
+    ],
+)
+def test_what_a_reward_does_wrong_before_the_first_step_is_told_by_its_name(attributes, says, wrap):
+    reward = stranger(**attributes)
+    reward = Weighted({"a": reward}) if wrap else reward
+    with pytest.raises(ConfigError, match=says):
+        load(reward, "cpu")
+        fingerprint([reward])
 
 
 def test_function_that_fails_on_the_rows_together():

@@ -11,9 +11,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BloomConfig,
     Gemma2Config,
     GPTNeoXConfig,
+    Lfm2Config,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
@@ -21,10 +23,11 @@ from transformers import (
 )
 
 from tests.models.tiny import MODELS, VOCABULARY, gpt2, llama, ragged_batch, tokens
+from zoo.data.fitting import context_of
 from zoo.models.policy import Policy
 from zoo.models.twin import Casts, Twin
 from zoo.rollout import lean, sampler
-from zoo.rollout.decoding import BlockCache, BlockDecoding, PlainDecoding
+from zoo.rollout.decoding import BlockCache, BlockDecoding, PlainDecoding, WholeDecoding
 from zoo.rollout.engine import Sampling
 from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
@@ -65,7 +68,7 @@ def scaled_llama() -> Any:
 
 def stretched_llama() -> Any:
     """Its angles depend on the furthest position of a step."""
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 60, "rope_theta": 10000.0,
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 99, "rope_theta": 10000.0,
             "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}  # fmt: skip
     return llama(rope_parameters=rope, head_dim=16, max_position_embeddings=128)
 
@@ -129,13 +132,65 @@ def test_fast_decoding_draws_the_tokens_of_the_plain_one(name: str) -> None:
     fast, plain = engine(policy), engine(policy, fast=False)
     found = flat(fast.generate(PROMPTS, KEYS, 6, sampling))
     wanted = flat(plain.generate(PROMPTS, KEYS, 6, sampling))
-    assert list(fast._kinds.values()) in ([way], [])
-    assert fast._kinds or way is PlainDecoding
+    assert list(fast._kinds.values()) == [way]
+    assert list(plain._kinds.values()) == [PlainDecoding]
     assert max(len(c.token_ids) for c in found) > 33
     assert len({len(c.token_ids) for c in found}) > 3
     for one, two in zip(found, wanted, strict=True):
         assert one.token_ids == two.token_ids and one.truncated == two.truncated
         assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
+
+
+# Positions from the cache's length, which padding on the left shifts; states beside keys
+WHOLE = {
+    "bart": lambda: made(
+        BartConfig(
+            vocab_size=VOCABULARY, d_model=32, decoder_layers=2, decoder_attention_heads=4,
+            decoder_ffn_dim=64, init_std=0.3, max_position_embeddings=128, is_decoder=True,
+            is_encoder_decoder=False, forced_eos_token_id=None,
+        )
+    ),
+    "lfm2": lambda: made(
+        Lfm2Config(
+            **SIZES, num_key_value_heads=2, intermediate_size=48,
+            layer_types=["conv", "full_attention"],
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_no_cache_fits_reads_its_texts_whole(name: str, fast: bool) -> None:
+    """Log-probs are those of each text alone, by transformers' own forward pass."""
+    policy = Policy(WHOLE[name]())
+    built = engine(policy, fast=fast)
+    with pytest.warns(UserWarning, match="cannot decode with a cache over padded prompts") as told:
+        found = built.generate(PROMPTS, KEYS, 3, Sampling(1.0, 12, (7, 9), seed=(1,)))
+        again = built.generate(PROMPTS, KEYS, 3, Sampling(1.0, 12, (7, 9), seed=(1,)))
+    assert len([w for w in told if "cannot decode" in str(w.message)]) == 1
+    assert list(built._kinds.values()) == [WholeDecoding]
+    assert [c.token_ids for c in flat(again)] == [c.token_ids for c in flat(found)]
+    assert len({len(c.token_ids) for c in flat(found)}) > 2
+    for prompt, group in zip(PROMPTS, found, strict=True):
+        for one in group:
+            ids = torch.tensor([[*prompt, *one.token_ids]])
+            with torch.no_grad():
+                logits = policy.model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+            wanted = logits[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
+            assert one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_where_positions_would_depend_on_other_rows_a_text_is_too_long() -> None:
+    model = stretched_llama()
+    assert context_of(model) == 99 and context_of(scaled_llama()) == 256
+    built = engine(Policy(model))
+    with pytest.raises(ValueError, match="exceeds the model's context of 99"):
+        built.generate([[5] * 60], ["a"], 2, Sampling(1.0, 40, ()))
+    # Within it a row is the same beside a long one
+    alone = built.generate([[5] * 4], ["a"], 2, Sampling(1.0, 30, ()))
+    beside = built.generate([[5] * 4, [6] * 69], ["a", "b"], 2, Sampling(1.0, 30, ()))
+    assert [c.token_ids for c in alone[0]] == [c.token_ids for c in beside[0]]
 
 
 @pytest.mark.parametrize("name", ["tied", "qwen2 with biases", "learned positions", "gpt_neox"])

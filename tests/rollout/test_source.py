@@ -146,6 +146,29 @@ def test_shuffled_order_resumes_at_its_place_with_the_same_draws() -> None:
     assert again.asked == engine.asked[3:]  # prompts, keys and seeds alike
 
 
+def test_the_content_hash_is_of_all_prompts_in_their_order() -> None:
+    def made(*prompts: Prompt) -> str:
+        source = make()
+        source.prompts = prompts
+        assert source.state_dict()["content_hash"] == source.content_hash
+        return source.content_hash
+
+    one, two = Prompt("a", token_ids=(1, 2)), Prompt("b", token_ids=(3,))
+    sets = [
+        (one, two),
+        (two, one),
+        (one,),
+        (Prompt("c", token_ids=(1, 2)), two),
+        (Prompt("a", token_ids=(1, 2, 3)), Prompt("b", token_ids=())),  # the same tokens in a row
+        (one, Prompt("b", token_ids=(3,), columns={"answer": "4"})),
+        (one, Prompt("b", token_ids=(3,), columns={"answer": "5"})),
+    ]
+    assert len({made(*prompts) for prompts in sets}) == len(sets)
+    # an object of somebody's reads otherwise in each process
+    with_objects = [Prompt("a", columns={"x": object()}) for _ in range(2)]
+    assert made(with_objects[0]) == made(with_objects[1])
+
+
 def test_every_place_has_its_own_draws() -> None:
     source = make(prompts=2, groups=2)
     for step in (1, 2, 3):
@@ -188,7 +211,8 @@ def test_B16_an_abstention_is_unscored_and_not_zero() -> None:
     assert means["reward/abstained"] == pytest.approx(1 / 4)
     # no component may be called as one of the others
     curves = {name.removeprefix("reward/") for name in means if name.startswith("reward/")}
-    assert curves == {"half", *RESERVED}
+    assert curves | {"std"} == {"half", *RESERVED}  # the deviation comes with the step's metrics
+    assert sampled.rewards == [1.0, 0.0, 0.0]
     assert sampled.pool.sum("reason/unparsed") == 1
 
 

@@ -303,16 +303,20 @@ class Calls:
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples() -> None:
     policy = Policy(llama())
+    sampler = engine(policy, fast=False)
+    sampler.generate([[5]], ["first"], 1, Sampling(1.0, 1, ()))  # the way is tried once
     calls = Calls(policy.model)
-    engine(policy, fast=False).generate(PROMPTS, KEYS, 6, Sampling(1.0, 3, ()))
+    sampler.generate(PROMPTS, KEYS, 6, Sampling(1.0, 3, ()))
     # one prefill of the 5 prompts, padded to 9; two more tokens for 30 rows
     assert calls.shapes == [(5, 9), (30, 1), (30, 1)]
 
 
 def test_max_rows_bounds_the_sequences_decoded_at_a_time() -> None:
     policy = Policy(llama())
+    sampler = engine(policy, max_rows=13, fast=False)
+    sampler.generate([[5]], ["first"], 1, Sampling(1.0, 1, ()))  # the way is tried once
     calls = Calls(policy.model)
-    engine(policy, max_rows=13, fast=False).generate(PROMPTS, KEYS, 6, Sampling(1.0, 2, ()))
+    sampler.generate(PROMPTS, KEYS, 6, Sampling(1.0, 2, ()))
     # two prompts of 6 samples fit; the shortest prompts go together
     assert calls.shapes == [(2, 3), (12, 1), (2, 5), (12, 1), (1, 9), (6, 1)]
 

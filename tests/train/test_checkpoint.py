@@ -92,6 +92,11 @@ def test_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         save(tmp_path, step)
     assert names(tmp_path) == ["step_000010", "step_000100"]
+    for step in (999_998, 999_999, 1_000_000):
+        save(tmp_path, step)
+        found, _ = last_good_checkpoint(tmp_path, "cfg", 0)
+        assert found is not None and found.step == step
+    assert names(tmp_path) == ["step_1000000", "step_999999"]
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
@@ -163,6 +168,12 @@ def of_another_seed(path: Path) -> str:
     return "another seed (1, not 0)"
 
 
+def copy_of_another_step(path: Path) -> str:
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("step_000015"), path)
+    return "it is of step 15"
+
+
 def link_to_nowhere(path: Path) -> str:
     shutil.rmtree(path)
     path.symlink_to("nowhere")
@@ -192,6 +203,7 @@ DAMAGES: list[Callable[[Path], str]] = [
     manifest_without_state,
     foreign,
     of_another_seed,
+    copy_of_another_step,
     link_to_nowhere,
     link_to_a_damaged_one,
     file_of_its_name,

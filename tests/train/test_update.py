@@ -711,6 +711,12 @@ def metric(name: Any, value: Any = (1.0, 1)) -> Any:
         (lambda x: [LossTerm("a", 0.5)], "must be a scalar tensor, got 0.5"),  # pyright: ignore
         (lambda x: [LossTerm("a", x.sum().detach())], "must depend on a module under training"),
         (lambda x: [LossTerm("a", x.sum(), [1])], "metrics must be a mapping"),  # pyright: ignore
+        (lambda x: [LossTerm(None, x.sum())], "the name of a term must be a text, got None"),  # pyright: ignore
+        (lambda x: [LossTerm("", x.sum())], "the name of a term must be a text, got ''"),
+        (lambda x: [LossTerm("a", x.sum() * 1j)], "'a' must be a real number, got torch.complex"),
+        (lambda x: [LossTerm("a", x.sum())] * 2, "two terms called 'a'"),
+        (metric(3), "the name of a metric must be a text, got 3"),
+        (metric("m", (torch.ones(()) * 1j, 1)), "the metric 'm' must be (sum, count)"),
         (metric("m", 3.0), "the metric 'm' must be (sum, count), two numbers, got 3.0"),
         (metric("m", ("a", 1)), "the metric 'm' must be (sum, count)"),
         (metric("m", (torch.ones(2), 1)), "the metric 'm' must be (sum, count)"),

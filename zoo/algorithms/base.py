@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zoo.batch import Batch
 from zoo.config import ConfigError
+from zoo.distributed import gathered
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
@@ -119,9 +120,13 @@ def checked_batch(algorithm: Algorithm, made: object) -> Batch:
     shape = made.input_ids.shape
     for name in PER_TOKEN:
         value = getattr(made, name)
-        if value is None or (isinstance(value, Tensor) and value.shape == shape):
+        if value is None:
             continue
-        got = list(value.shape) if isinstance(value, Tensor) else f"{value!r:.80}"
+        got: object = f"{value!r:.80}"
+        if isinstance(value, Tensor):
+            if value.shape == shape and value.is_floating_point():
+                continue
+            got = list(value.shape) if value.shape != shape else f"{value.dtype}, which is no float"
         raise ConfigError(
             f"{called(algorithm)}: prepare must return {name} of the shape of input_ids, "
             f"{list(shape)}, got {got}. zoo.algorithms.common.over_tokens(value, batch) gives each "
@@ -139,17 +144,31 @@ def checked_state(algorithm: Algorithm, state: Any, verb: str) -> dict[str, floa
     """What `initial_state` or `next_state` returned.
 
     Raises:
-        ConfigError: no finite numbers by name, so that no checkpoint or metric could hold them.
+        ConfigError: no finite numbers by name, so that no checkpoint or metric could hold them, or
+            other numbers on another process.
     """
     named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
-    if not named or not all(
-        isinstance(value, int | float) and math.isfinite(value) for value in state.values()
-    ):
+    if not named or not all(_is_finite(value) for value in state.values()):
         raise ConfigError(
             f"{called(algorithm)}: {verb} must return finite numbers by name, got {state!r:.80}. "
             'Return, for example, {"kl_coef": 0.1}, or {} for none.'
         )
+    states = gathered(state)
+    if any(other != states[0] for other in states):
+        told = ", ".join(f"rank {i} {one!r:.80}" for i, one in enumerate(states))
+        raise ConfigError(
+            f"{called(algorithm)}: {verb} returned another state on another process ({told:.200}), "
+            "so they would train by different losses. Use nothing but its arguments, which are "
+            "the same on all."
+        )
     return state
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # 10**400
+        return False
 
 
 @dataclass(frozen=True)

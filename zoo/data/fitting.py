@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from zoo.config import ConfigError
+from zoo.data.left_out import LeftOut
 from zoo.data.source import Group
 from zoo.data.tokenize import Truncation, truncate_row
 from zoo.types import Prompt
@@ -17,8 +19,18 @@ NAMED = 4
 
 
 def context_of(model: Any) -> int | None:
-    """Tokens that the model's positions reach; None where its configuration does not say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """Tokens that the model's positions reach; None where its configuration does not say.
+
+    With `longrope` (Phi-3 and -4) that is where the first of its two scales ends: beyond, one long
+    row turns the positions of all that are read beside it, and numbers depend on the batch.
+    """
+    config = model.config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None)]
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *(r for r in ropes.values() if isinstance(r, dict))):
+        if rope.get("rope_type") == "longrope":
+            limits.append(rope.get("original_max_position_embeddings"))
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def fitting(
@@ -80,6 +92,23 @@ def fitting_prompts(
         way_out=f"{first}, or use a model with a longer one.",
         share=share,
     )
+
+
+def cut_texts(
+    texts: Sequence[tuple[int, ...]], context: int | None, what: str
+) -> tuple[tuple[int, ...], ...]:
+    """The texts as far as the context reaches; a warning says what was cut."""
+    longest = max(map(len, texts), default=0)
+    if context is not None and longest > context:
+        warnings.warn(
+            f"{sum(len(text) > context for text in texts)} of {len(texts)} {what} are longer than "
+            f"the model's context of {context} tokens (the longest has {longest}): only their "
+            f"first {context} tokens are scored, so compare the perplexity with that of models of "
+            "this context alone.",
+            LeftOut,
+            stacklevel=2,
+        )
+    return tuple(text[:context] for text in texts)
 
 
 def cut_groups(

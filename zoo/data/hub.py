@@ -15,6 +15,7 @@ from zoo.data.rows import Kind, Malformed, Reader, Row, rows_of, without_overlap
 from zoo.data.table import (
     Table,
     check_heldout,
+    check_heldout_golds,
     check_reader_settings,
     finish,
     reader_key,
@@ -73,6 +74,8 @@ class Hub(Table):
         if self.heldout_split is None:
             return split_by_content(rows, self.heldout)
         heldout = self._rows(self.heldout_split)
+        setting = f"data.heldout_split={self.heldout_split}"
+        check_heldout_golds(rows, heldout, f"{self.name} ({self.split})", setting)
         return tuple(without_overlap(list(rows), list(heldout), self.name)), heldout
 
 

@@ -11,6 +11,7 @@ from zoo.data.rows import Kind, Malformed, Reader, expanded, read_jsonl, without
 from zoo.data.table import (
     Table,
     check_heldout,
+    check_heldout_golds,
     check_reader_settings,
     finish,
     reader_key,
@@ -80,6 +81,8 @@ class JSONL(Table):
             return split_by_content(rows, self.heldout)
         expanded(self.heldout_path, "data.heldout_path")
         heldout = self._rows(self.heldout_path)
+        setting = f"data.heldout_path={self.heldout_path}"
+        check_heldout_golds(rows, heldout, self.path, setting)
         return tuple(without_overlap(list(rows), list(heldout), self.path)), heldout
 
 

@@ -17,7 +17,7 @@ from zoo.data.left_out import LeftOut, remembered
 from zoo.data.rows import content_of, without_duplicates, without_overlap
 from zoo.data.table import missing_golds, repr_of
 from zoo.rewards.check import RESERVED
-from zoo.rewards.score import Patience, fingerprint, score
+from zoo.rewards.score import Patience, fingerprint, load, score
 from zoo.types import (
     Completion,
     EvaluationSet,
@@ -57,8 +57,7 @@ class BySource:
     def load(self, device: Any) -> None:
         """Load what the rewards load (models), before the first step."""
         for reward in self.rewards.values():
-            if hasattr(reward, "load"):
-                reward.load(device)  # pyright: ignore
+            load(reward, device)
 
     def fingerprint(self) -> str:
         """What the rewards say of models that their settings only point at."""
@@ -251,6 +250,7 @@ class Mixture:
         for part in self._parts:
             with _named(part.where):
                 own = getattr(part.data, kind)()
+            _tell_of_sources([_prompt_of(row) for row in own], part)
             rows[part.name] = [_marked(row, part.name) for row in own]
         rows = self._without_repeats(rows)
         ordered = {
@@ -399,6 +399,18 @@ def _named(where: str) -> Iterator[None]:
 
 def _prompt_of(row: Any) -> Prompt:
     return row if isinstance(row, Prompt) else row.prompt
+
+
+def _tell_of_sources(prompts: Sequence[Prompt], part: Part) -> None:
+    own = [p for p in prompts if p.columns.get("source") not in (None, part.name)]
+    if own:
+        warnings.warn(
+            f"{part.where}: {len(own)} of {len(prompts)} prompts have a column source of their own "
+            f"({own[0].columns['source']!r:.40} in {own[0].id}), which gives way to the part's "
+            f"name {part.name}. Rename the column where a reward is to read it.",
+            LeftOut,
+            stacklevel=2,
+        )
 
 
 def _marked(row: Any, source: str) -> Any:

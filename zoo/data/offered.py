@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.data.rows import Ranking, content_of
+from zoo.data.rows import Ranking, reading_of
 from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt
 
 ROWS = {
@@ -112,10 +112,10 @@ def sets_of(data: Any) -> list[EvaluationSet]:
 
 def overlap(rows: Sequence[Any], sets: Sequence[EvaluationSet]) -> str:
     """What to say of training prompts that a policy is judged by as well, if there are any."""
-    trained = {content_of(row if isinstance(row, Prompt) else row.prompt) for row in rows}
+    trained = {reading_of(row if isinstance(row, Prompt) else row.prompt) for row in rows}
     told = []
     for item in sets:
-        both = [prompt for prompt in item.prompts if content_of(prompt) in trained]
+        both = [prompt for prompt in item.prompts if reading_of(prompt) in trained]
         if both:
             told.append(f"{len(both)} of the {len(item.prompts)} prompts of the set {item.name}")
     if not told:

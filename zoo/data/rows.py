@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -269,9 +270,11 @@ def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
                 continue
             total += 1
             try:
-                content = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+                content = _JSON.decode(line.decode("utf-8"))
             except UnicodeDecodeError as error:
                 malformed.add(number, f"not UTF-8 (byte {error.start})")
+            except _TwiceError as error:
+                malformed.add(number, str(error))
             except (ValueError, RecursionError) as error:
                 malformed.add(number, f"not JSON ({str(error)[:60] or type(error).__name__})")
             else:
@@ -286,7 +289,9 @@ def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
 
 def _from_array(file: Path, whole: bytes, malformed: Malformed) -> tuple[list[Row], int]:
     try:
-        items = json.loads(whole.decode("utf-8"), parse_constant=_no_constant)
+        items = _JSON.decode(whole.decode("utf-8"))
+    except _TwiceError as error:
+        raise ConfigError(f"{file} has a row with {error}. Correct it.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} begins as a JSON array but is none: {error}.") from error
     if not items:
@@ -349,6 +354,22 @@ def existing(path: str | Path) -> Path:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+class _TwiceError(ValueError):
+    """An object of JSON has a key twice, and so no one value of it."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _TwiceError(f"the key {twice!r:.40} twice")
+    return made
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_once)
 
 
 # converting --------------------------------------------------------------------------------------
@@ -547,6 +568,11 @@ class Reader:
                     f"completion {i + 1} has a higher score than completion {j + 1} and a worse "
                     "rank"
                 )
+            if values[i] == values[j] and ranks and ranks[i] != ranks[j]:
+                raise _BadRowError(
+                    f"completions {min(i, j) + 1} and {max(i, j) + 1} have equal scores and "
+                    "unequal ranks"
+                )
         return Ranking(prompt, texts, values)
 
     def _marks(
@@ -709,10 +735,16 @@ def content_of(prompt: Prompt) -> str:
     return "\x1f".join(turn["content"] for turn in prompt.messages)
 
 
+def reading_of(prompt: Prompt) -> str:
+    """`content_of` as a reader has it: characters composed (NFC), any whitespace one space."""
+    turns = content_of(prompt).split("\x1f")
+    return "\x1f".join(" ".join(unicodedata.normalize("NFC", turn).split()) for turn in turns)
+
+
 def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> list[Prompt]:
-    """The training prompts that are no held-out ones; what is left out is said once."""
-    judged = {content_of(prompt) for prompt in heldout}
-    kept = [prompt for prompt in train if content_of(prompt) not in judged]
+    """The training prompts that no reader takes for held-out ones; those left out are said."""
+    judged = {reading_of(prompt) for prompt in heldout}
+    kept = [prompt for prompt in train if reading_of(prompt) not in judged]
     if len(kept) < len(train):
         warnings.warn(
             f"{source}: {len(train) - len(kept)} of {len(train)} training prompts are also "
@@ -728,22 +760,49 @@ def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> 
 
 
 def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> list[T]:
-    """The first of each; what is left out is said, and where its answer is another one."""
-    first: dict[str, T] = {}
-    others = []
+    """The items without those that say what an earlier one says; what is left out is said.
+
+    A prompt with the answer of an earlier one, where it has any, and another value in another
+    column stays: a reward may read that column.
+    """
+    found: dict[str, tuple[T, set[str]]] = {}  # the first of each, and the columns of all
+    kept: list[T] = []
+    others, apart = [], []
     for item in items:
-        kept = first.setdefault(key(item), item)
-        if isinstance(item, Prompt) and isinstance(kept, Prompt):
-            answer, before = (one.columns.get("answer") for one in (item, kept))
+        first, seen = found.setdefault(key(item), (item, set()))
+        if first is item:
+            kept.append(item)
+        elif isinstance(item, Prompt) and isinstance(first, Prompt):
+            answer, before = (one.columns.get("answer") for one in (item, first))
+            seen.add(_columns_of(first))
             if answer != before:
-                others.append(f"{item.id} says {answer!r:.40} and {kept.id} {before!r:.40}")
-    if len(first) < len(items):
+                others.append(f"{item.id} says {answer!r:.40} and {first.id} {before!r:.40}")
+            elif item.id != first.id and (columns := _columns_of(item)) not in seen:
+                seen.add(columns)
+                kept.append(item)
+                apart.append((item, first))
+    if len(kept) < len(items):
         more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
         named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
         warnings.warn(
-            f"{source}: left out {len(items) - len(first)} rows that repeat an earlier one"
+            f"{source}: left out {len(items) - len(kept)} rows that repeat an earlier one"
             f"{named if others else ''}.",
             LeftOut,
             stacklevel=2,
         )
-    return list(first.values())
+    if apart:
+        item, first = apart[0]
+        values = [{k: repr(v) for k, v in one.columns.items() if v is not None} for one in apart[0]]
+        name, _ = min(values[0].items() ^ values[1].items())
+        warnings.warn(
+            f"{source}: {len(apart)} prompts repeat an earlier one and differ from it in another "
+            f"column (the first: {item.id} and {first.id} in {name!r}). They are kept, as a reward "
+            "may read it; take out those that are the same problem.",
+            LeftOut,
+            stacklevel=2,
+        )
+    return kept
+
+
+def _columns_of(prompt: Prompt) -> str:
+    return repr(sorted((k, v) for k, v in prompt.columns.items() if v is not None))

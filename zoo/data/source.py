@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,18 @@ class Group:
         return [row_key([*self.prompt.token_ids, *c], start) for c in self.completions]
 
 
+def groups_hash(groups: Iterable[Group]) -> str:
+    """Of token ids, labels and strengths, in order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for group in groups:
+        rows = (group.prompt.token_ids, *group.completions)
+        told = ([len(row) for row in rows], group.labels, group.strengths, group.present)
+        digest.update(repr(told).encode())
+        for row in rows:
+            digest.update(array("q", row))
+    return digest.hexdigest()
+
+
 @dataclass
 class DatasetSource:
     """Each step: the next N groups in an order that is new each epoch."""
@@ -52,14 +64,7 @@ class DatasetSource:
     @cached_property
     def content_hash(self) -> str:
         """Of all groups: a position means nothing in other ones."""
-        digest = hashlib.blake2b(digest_size=8)
-        for group in self.groups:
-            rows = (group.prompt.token_ids, *group.completions)
-            told = ([len(row) for row in rows], group.labels, group.strengths, group.present)
-            digest.update(repr(told).encode())
-            for row in rows:
-                digest.update(array("q", row))
-        return digest.hexdigest()
+        return groups_hash(self.groups)
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.order.position, "content_hash": self.content_hash}

@@ -17,6 +17,7 @@ from zoo.data.rows import (
     Ranking,
     Reader,
     content_of,
+    reading_of,
     without_duplicates,
 )
 from zoo.rewards.math import STYLES
@@ -70,6 +71,24 @@ def has_golds(prompts: tuple[Prompt, ...]) -> bool:
     return bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
 
 
+def check_heldout_golds(
+    train: tuple[Prompt, ...], heldout: tuple[Prompt, ...], source: str, setting: str
+) -> None:
+    """Refuse held-out prompts without the golds that the training prompts have.
+
+    Args:
+        setting: name and value of what says where the held-out prompts are.
+    Raises:
+        ConfigError: nothing could be judged on them.
+    """
+    if has_golds(train) and not has_golds(heldout):
+        raise ConfigError(
+            f"{setting}: its prompts have no answer, and those of {source} have, so the policy "
+            f"could not be judged on them. Give them the same column, or leave "
+            f"{setting.partition('=')[0]} out."
+        )
+
+
 def missing_golds(data: Any) -> str:
     """Why data of prompts has no verifier: the columns that it has instead of `answer`; or ""."""
     from zoo.instantiate import nearest  # here, not at the top: it imports every group
@@ -104,14 +123,14 @@ def evaluation_sets(heldout: tuple[Prompt, ...]) -> list[EvaluationSet]:
 def split_by_content(
     prompts: tuple[Prompt, ...], share: float
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Train and held out; a prompt's side depends on nothing but what it says.
+    """Train and held out; a prompt's side depends on nothing but how it reads.
 
     Raises:
         ConfigError: one side would be empty.
     """
     sides: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt in prompts:
-        digest = hashlib.blake2b(content_of(prompt).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(reading_of(prompt).encode(), digest_size=8).digest()
         sides[int.from_bytes(digest, "big") / 2**64 < share].append(prompt)
     if not sides[0] or (share > 0 and not sides[1]):
         raise ConfigError(
@@ -140,7 +159,37 @@ def finish(
         found = without_duplicates(found, repr_of, reader.source)
     if reader.kind in (Kind.labelled, Kind.pairs):
         _report_contradictions(found, reader.source)
+    if reader.kind is not Kind.prompts:
+        _report_repeated_prompts(found, reader)
     return tuple(found)
+
+
+def _report_repeated_prompts(rows: list[Any], reader: Reader) -> None:
+    """Say where completions begin with the prompt, which then is there twice in each row."""
+    repeating = []
+    for row in rows:
+        prompt, replies = row.prompt, _replies(row)
+        asked = prompt.messages[-1]["content"] if prompt.messages else prompt.text or ""
+        asked = asked.removesuffix(f"\n\n{reader.instruction}").strip()
+        if asked and all(reply.lstrip().startswith(asked) for reply in replies):
+            repeating.append(prompt.id)
+    if len(repeating) > len(rows) / 2:
+        warnings.warn(
+            f"{reader.source}: in {len(repeating)} of {len(rows)} rows the completion begins with "
+            f"the prompt's own text (the first is {repeating[0]}), so the model would learn to "
+            "repeat the prompt. Take it out of the completions, or out of the prompts.",
+            LeftOut,
+            stacklevel=2,
+        )
+
+
+def _replies(row: Any) -> tuple[str, ...]:
+    """The completions of a row that are not empty."""
+    if isinstance(row, PreferencePair):
+        found = (row.chosen, row.rejected)
+    else:
+        found = row.completions if isinstance(row, Ranking) else (row.completion,)
+    return tuple(text for text in found if text)
 
 
 def _report_contradictions(

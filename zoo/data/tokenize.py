@@ -123,7 +123,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
     if bos:
         texts = [text.removeprefix(bos) for text in texts]
     firsts = [text.split(BREAK, 1)[0] for text in texts]
-    encoded = [list(ids) for ids in tokenizer(firsts)["input_ids"]]
+    # verbose=False: what is longer than the context is refused or cut later, by name.
+    encoded = [list(ids) for ids in tokenizer(firsts, verbose=False)["input_ids"]]
     # Some tokenizers (T5's, BERT's kind) close a text with EOS; after it nothing is continued.
     eos = tokenizer.eos_token_id
     encoded = [ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids for ids in encoded]
@@ -133,7 +134,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
 def _encode_bare(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Ids of texts to which the tokenizer adds nothing."""
     firsts = [text.split(BREAK, 1)[0] for text in texts]
-    encoded: Any = tokenizer(firsts, add_special_tokens=False)["input_ids"]
+    encoded: Any = tokenizer(firsts, add_special_tokens=False, verbose=False)["input_ids"]
     return _with_rest(tokenizer, [list(ids) for ids in encoded], texts)
 
 

@@ -18,8 +18,9 @@ LOWER_IS_BETTER = (
     "kl_to_start_sequence",
     "length",
     "truncated",
+    "unscored",
 )
-ANSWERS = ("accuracy", "greedy", "length", "truncated")
+ANSWERS = ("accuracy", "greedy", "length", "truncated", "unscored")
 DRIFT = ("kl_to_start", "kl_to_start_sequence")  # of the set heldout alone
 PARTS = ("by_source/", "greedy_by_source/", "reason/")  # whose names only the data know
 TEXTS = ("perplexity", "nll")

@@ -165,3 +165,9 @@ def print_scores(records: Sequence[dict[str, Any]]) -> None:
             ]
         table.add_row(record["set"], *figures)
     Console().print(table)
+    for record in records:
+        if record.get("unscored"):
+            print(
+                f"{record['set']}: the verifier could not score {record['unscored']:.1%} of the "
+                "answers; they count as not right, and a set of them alone has no accuracy."
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections import Counter
@@ -15,8 +16,10 @@ from zoo.batch import Batch, collate
 from zoo.distributed import gathered, rank, world_size
 from zoo.functional import pass_at_k
 from zoo.models.policy import Policy
-from zoo.rewards.score import PATIENCE, Patience, score
+from zoo.rewards.check import REASONS, reason_name
+from zoo.rewards.score import FAILED, PATIENCE, Patience, failures, score
 from zoo.rollout.engine import Engine, Sampling
+from zoo.train.inputs import prompts_hash
 from zoo.types import Completion, EvaluationSet, Prompt
 
 Progress = Callable[[int], None]
@@ -32,6 +35,12 @@ class TokenizedSet:
     verifier: Any = None
     texts: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def content_hash(self) -> str:
+        """Of the problems and texts in their order, of which each process takes a share."""
+        of_texts = hashlib.blake2b(repr(self.texts).encode(), digest_size=8).hexdigest()
+        return f"{prompts_hash(self.prompts)}-{of_texts}"
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -39,11 +48,15 @@ class Evaluated:
 
     record: dict[str, Any]
     samples: list[dict[str, Any]]
+    unscored: str = ""  # a warning of answers without a score
 
 
 @dataclass
 class Evaluator:
     """T = 1 accuracy, greedy accuracy, unbiased pass@k, perplexity, and drift from the start.
+
+    An answer that the verifier cannot score counts as not right, and in the share `unscored`. Of a
+    set of which it can score none there is no accuracy: null, not 0.
 
     Problems are dealt to processes and each is counted once. The draws depend on (seed, set,
     problem) and not on the step, so two evaluations differ by the policy alone, and evaluating
@@ -75,35 +88,34 @@ class Evaluator:
             started = time.perf_counter()
             count = len(item.prompts) or len(item.texts)
             advance = progress(item.name, count) if progress else lambda n: None
+            unscored = ""
             if item.kind == "perplexity":
                 record, samples = self._perplexity(policy, item), []
                 advance(count)
             else:
-                record, samples = self._accuracy(policy, item, advance)
+                record, samples, unscored = self._accuracy(policy, item, advance)
             record = {"set": item.name, "kind": item.kind, **record}
             record["seconds"] = time.perf_counter() - started
-            results.append(Evaluated(record, samples))
+            results.append(Evaluated(record, samples, unscored))
         return results
 
-    def greedy_accuracy(self, item: TokenizedSet, problems: int) -> float:
-        """Share of the first `problems` answered rightly at T = 0: a quick check."""
+    def greedy_accuracy(self, item: TokenizedSet, problems: int) -> tuple[float | None, str]:
+        """A quick check: the share of the first `problems` answered rightly at T = 0, None where
+        none could be scored; and a warning of those that could not."""
         mine = list(range(min(problems, len(item.prompts))))[rank() :: world_size()]
         prompts = [item.prompts[i] for i in mine]
         completions = self._generate(item.name, prompts, mine, 1, temperature=0.0)
-        scores = score(item.verifier, prompts, [c[0] for c in completions], self.patience).total
-        right, count = (
-            sum(column)
-            for column in zip(
-                *gathered((sum((s or 0) >= 1 for s in scores), len(scores))), strict=True
-            )
-        )
-        return right / max(count, 1)
+        scores = score(item.verifier, prompts, [c[0] for c in completions], self.patience)
+        outcomes = [_right(value) for value in scores.total]
+        parts = gathered((outcomes, failures(scores)))
+        outcomes = [outcome for part, _ in parts for outcome in part]
+        return _share(outcomes), _told(item.name, outcomes, sum(failed for _, failed in parts))
 
     # accuracy --------------------------------------------------------------------------------
 
     def _accuracy(
         self, policy: Policy, item: TokenizedSet, advance: Progress
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
         mine = list(range(len(item.prompts)))[rank() :: world_size()]
         rows: list[dict[str, Any]] = []
         drift = (0.0, 0.0, 0)
@@ -127,7 +139,9 @@ class Evaluator:
             record["kl_to_start"] = nats / tokens if tokens else None
             record["kl_to_start_sequence"] = nats / sequences if sequences else None
         samples = [text for row in total[: self.texts_written] for text in row["texts"]]
-        return record, samples
+        answers = [x for row in total for x in (*row["outcomes"], *row["greedy"])]
+        told = _told(item.name, answers, sum(row["failed"] for row in total))
+        return record, samples, told
 
     def _answer(
         self,
@@ -142,8 +156,9 @@ class Evaluator:
                 "problem_id": p.id,
                 "source": p.columns.get("source"),
                 "outcomes": [],
-                "greedy": None,
+                "greedy": [],  # of the one greedy answer, where it is asked for
                 "reasons": [],
+                "failed": 0,  # answers on which the verifier failed
                 "texts": [],
             }
             for i, p in zip(indices, prompts, strict=True)
@@ -158,9 +173,10 @@ class Evaluator:
             reasons = scores.reasons or [""] * len(flat)
             for k, row in enumerate(rows):
                 own = range(k * n, (k + 1) * n)
-                right = [int((scores.total[j] or 0) >= 1) for j in own]
+                right = [_right(scores.total[j]) for j in own]
+                row["failed"] += sum(reasons[j] is FAILED for j in own)
                 if temperature == 0:
-                    row["greedy"] = right[0]
+                    row["greedy"] = right
                 else:
                     row["outcomes"] = right
                     row["reasons"] = [reasons[j] for j in own]
@@ -268,20 +284,25 @@ class Evaluator:
 
 
 def _summary(rows: list[dict[str, Any]], pass_k: Sequence[int], samples: int) -> dict[str, Any]:
-    outcomes = [row["outcomes"] for row in rows]
-    greedy = [row["greedy"] for row in rows]
-    drawn = [x for row in outcomes for x in row]
+    drawn = [x for row in rows for x in row["outcomes"]]
+    decoded = [x for row in rows for x in row["greedy"]]
+    accuracy, greedy = _share(drawn), _share(decoded)
+    outcomes = [[x or 0 for x in row["outcomes"] if accuracy is not None] for row in rows]
     lengths = [x for row in rows for x in row.get("lengths", [])]
     cut = [x for row in rows for x in row.get("truncated", [])]
-    reasons = Counter(reason for row in rows for reason in row["reasons"] if reason)
+    found = Counter(reason_name(reason) for row in rows for reason in row["reasons"] if reason)
+    reasons = dict(found.most_common(REASONS))
+    if other := found.total() - sum(reasons.values()):
+        reasons["other"] = reasons.get("other", 0) + other
     return {
-        "accuracy": sum(drawn) / len(drawn) if drawn else None,
-        "greedy": sum(greedy) / len(greedy) if greedy and greedy[0] is not None else None,
+        "accuracy": accuracy,
+        "greedy": greedy,
         "pass@k": {
             str(k): sum(pass_at_k(samples, sum(o), k) for o in outcomes) / max(len(outcomes), 1)
             for k in pass_k
-            if samples and k <= samples
+            if k <= samples and accuracy is not None
         },
+        "unscored": [*drawn, *decoded].count(None) / max(len(drawn) + len(decoded), 1),
         "n_problems": len(rows),
         "samples": samples,
         "length": sum(lengths) / len(lengths) if lengths else None,
@@ -290,8 +311,33 @@ def _summary(rows: list[dict[str, Any]], pass_k: Sequence[int], samples: int) ->
         **_by_source(rows),
         "problem_ids": [row["problem_id"] for row in rows],
         "outcomes": outcomes,
-        "greedy_outcomes": greedy,
+        "greedy_outcomes": [None if greedy is None else row["greedy"][0] or 0 for row in rows],
     }
+
+
+def _right(score: float | None) -> int | None:
+    return None if score is None else int(score >= 1)
+
+
+def _share(outcomes: Sequence[int | None]) -> float | None:
+    """Of right answers; those without a score are not right. None where none has one."""
+    if all(outcome is None for outcome in outcomes):
+        return None
+    return sum(outcome or 0 for outcome in outcomes) / len(outcomes)
+
+
+def _told(name: str, outcomes: Sequence[int | None], failed: int) -> str:
+    """A warning of the answers of a set that could not be scored; "" where all could."""
+    missing, asked = outcomes.count(None), len(outcomes)
+    if not missing:
+        return ""
+    means = "count as not right" if missing < asked else "leave the set without an accuracy"
+    why = f" It failed on {failed} of them (train.reward_on_error=abstain)." if failed else ""
+    return (
+        f"the verifier of the set {name} could not score {missing} of {asked} answers, which "
+        f"{means}.{why} Correct it, or leave out the problems that it cannot judge; "
+        "eval_samples.jsonl has its reasons."
+    )
 
 
 def _by_source(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -300,15 +346,14 @@ def _by_source(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     # More are no sources of a mixture, but a column of the data that happens to have the name.
     if not 2 <= len(sources) <= 32:
         return {}
-    drawn: dict[str, list[int]] = {}
-    greedy: dict[str, list[int]] = {}
+    drawn: dict[str, list[int | None]] = {}
+    greedy: dict[str, list[int | None]] = {}
     for row in rows:
         if row["source"] in sources:
             drawn.setdefault(row["source"], []).extend(row["outcomes"])
-            if row["greedy"] is not None:
-                greedy.setdefault(row["source"], []).append(row["greedy"])
+            greedy.setdefault(row["source"], []).extend(row["greedy"])
     return {
-        key: {source: sum(x) / len(x) for source, x in sorted(outcomes.items()) if x}
+        key: {s: share for s, x in sorted(outcomes.items()) if (share := _share(x)) is not None}
         for key, outcomes in (("by_source", drawn), ("greedy_by_source", greedy))
     }
 

@@ -61,7 +61,10 @@ def display(
         enabled: False shows messages only.
         stream: where to write; standard output.
     """
-    target = cast(TextIO, Courtesy(sys.stdout if stream is None else stream))
+    stream = sys.stdout if stream is None else stream
+    if stream is None:  # Python has none where there is no console
+        return Silent()
+    target = cast(TextIO, Courtesy(stream))
     status = Status(total_steps, first_step)
     if not enabled:
         return Lines(status, title, target, steps=False)
@@ -79,25 +82,27 @@ class Courtesy:
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+        self.failed: OSError | ValueError | None = None  # the last failure
 
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except (OSError, ValueError):
-            self._drop()
+        except (OSError, ValueError) as error:
+            self._drop(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except (OSError, ValueError):
-            self._drop()
+        except (OSError, ValueError) as error:
+            self._drop(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _drop(self) -> None:
+    def _drop(self, error: OSError | ValueError) -> None:
         """Empty the stream's buffer into nothing: left there, it would fail again at the exit."""
+        self.failed = error
         with suppress(OSError, ValueError):  # streams of no file have no buffer
             number, nothing = self._stream.fileno(), os.open(os.devnull, os.O_WRONLY)
             before = os.dup(number)
@@ -209,7 +214,7 @@ class Lines:
 
 
 class Silent:
-    """Shows nothing: the display of all processes but the main one."""
+    """Shows nothing: the display of all processes but the main one, and without any output."""
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         pass

@@ -35,7 +35,7 @@ class _RMSNorm(torch.autograd.Function):
         grad = grads[0]
         of_weight = None
         if ctx.needs_input_grad[1]:
-            rows = (grad * normed).view(-1, x.shape[-1])
+            rows = (grad * normed).reshape(-1, x.shape[-1])  # a head's gradient may lie turned
             of_weight = rows.sum(0).to(weight.dtype)
         inner = (grad * weight).float()
         inner -= normed * (inner * normed).mean(-1, keepdim=True)
@@ -60,7 +60,7 @@ class _GatedDown(torch.autograd.Function):
         active = F.silu(gate)
         of_weight = None
         if ctx.needs_input_grad[2]:
-            inner = (active * up).view(-1, up.shape[-1])
+            inner = (active * up).reshape(-1, up.shape[-1])
             of_weight = grad.reshape(-1, grad.shape[-1]).t() @ inner
         of_inner = grad @ weight
         of_gate = torch.ops.aten.silu_backward(of_inner * up, gate)

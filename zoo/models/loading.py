@@ -392,18 +392,29 @@ def from_hub(
     """
     path = Path(name).expanduser()
     local = path.exists()
+    absent = not local and not hub_reachable()
     if "output_loading_info" in options:
         options["ignore_mismatched_sizes"] = True  # refused below, in one sentence
     try:
-        with _no_table_of_refused_weights():
+        with _no_table_of_refused_weights(), _offline(absent):
             made = factory.from_pretrained(
                 path if local else name,
                 revision=config.revision or "main",
                 trust_remote_code=config.trust_remote_code,
-                local_files_only=local or not hub_reachable(),
+                local_files_only=local or absent,
                 **options,
             )
     except Exception as error:  # parsers let whatever they trip over through
+        wanted = options.get("attn_implementation", "eager")
+        if wanted != "eager" and "attention implementation" in str(error):
+            warnings.warn(
+                f"{setting}={name} has no attention of the kind model.attention={wanted}, so its "
+                "own is used. model.attention=eager says the same without trying.",
+                stacklevel=2,
+            )
+            return from_hub(
+                factory, name, config, setting, **{**options, "attn_implementation": "eager"}
+            )
         hint = f" or run `zoo fetch {config.fetch}`" if config.fetch else ""
         known = isinstance(error, OSError | ValueError | RuntimeError) and str(error).strip()
         reason = " ".join((str(error) if known else repr(error)).split())
@@ -427,6 +438,22 @@ def from_hub(
             "that of its weights."
         )
     return made
+
+
+@contextlib.contextmanager
+def _offline(absent: bool) -> Iterator[None]:
+    """transformers looks for an adapter on the hub even with local_files_only, for half a minute.
+
+    Only the state of the hub's own client keeps it from asking.
+    """
+    import huggingface_hub.constants as hub_constants
+
+    before = hub_constants.HF_HUB_OFFLINE
+    hub_constants.HF_HUB_OFFLINE = before or absent
+    try:
+        yield
+    finally:
+        hub_constants.HF_HUB_OFFLINE = before
 
 
 @contextlib.contextmanager

@@ -185,6 +185,8 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     plain = described.peft_type == "LORA" and not (
         described.use_dora or described.use_rslora or described.bias != "none"
         or described.rank_pattern or described.alpha_pattern or described.modules_to_save
+        or getattr(described, "trainable_token_indices", None)
+        or getattr(described, "target_parameters", None)
     )  # fmt: skip
     if not plain:
         raise ConfigError(
@@ -193,17 +195,26 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
         )
     wanted = (lora.rank, float(lora.alpha))
     found = (described.r, float(described.lora_alpha))
-    if wanted != found or (
-        lora.targets is not None and set(lora.targets) != set(described.target_modules)
-    ):
+    targets = described.target_modules  # names, or a pattern
+    names = {targets} if isinstance(targets, str) else set(targets or ())
+    if wanted != found or (lora.targets is not None and set(lora.targets) != names):
         raise ConfigError(
             f"the adapter model.path={config.path} has rank {found[0]}, alpha {found[1]:g} and "
-            f"targets {sorted(described.target_modules)}, the run another. Set model.lora.rank="
+            f"targets {sorted(names)}, the run another. Set model.lora.rank="
             f"{found[0]} model.lora.alpha={found[1]:g} model.lora.targets=null to go on with it, "
             "or model.lora.rank=null to merge it and train all weights."
         )
     described.inference_mode = False
+    head = model.get_output_embeddings()
     _inject(model, described, config, lora, 0, "resumed")
+    for name, layer in model.named_modules():
+        base: Any = getattr(layer, "base_layer", None)
+        if base is not None and (base is head or not isinstance(base, nn.Linear | Conv1D)):
+            raise ConfigError(
+                f"the adapter model.path={config.path} adapts {name}, and only the linear maps "
+                "below the head are trained by adapters here. With model.lora.rank=null it is "
+                "merged into its base and all weights train."
+            )
     try:
         saved = load_file(path / WEIGHTS).items()
         state = {name.removeprefix("base_model.model."): value for name, value in saved}
@@ -245,12 +256,14 @@ def _inject(
 class TrainingDropout(nn.Module):
     """Dropout where gradients are made; none in sampling, old log-probs and evaluation."""
 
+    paused = False  # of all, while gradients are compared
+
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or TrainingDropout.paused:
             return x
         return nn.functional.dropout(x, self.rate, training=True)
 

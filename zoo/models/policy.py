@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from zoo.batch import Batch
+from zoo.batch import Batch, collate
 from zoo.models.head import chunked_logprobs
 from zoo.models.trunk import States, Trunk
 
@@ -136,29 +135,22 @@ class Policy(nn.Module):
         """Refuse a model whose head is not the linear map (and cap, scale) that we recompute.
 
         Raises:
-            ValueError: the chunked log-probs of eight tokens differ from the model's own logits,
-                or these are not finite.
+            ValueError: the chunked log-probs of two texts beside each other differ from the
+                model's own logits of each alone, or these are not finite.
         """
         vocabulary = int(self.model.config.get_text_config().vocab_size)
-        ids = (torch.arange(8, device=self.model.device) * 7 + 1) % vocabulary
-        ids = rearrange(ids, "t -> 1 t")
-        ones = torch.ones_like(ids)
-        mask = ones.bool().clone()
-        mask[:, 0] = False
-        batch = Batch(
-            input_ids=ids,
-            attention_mask=ones.bool(),
-            completion_mask=mask,
-            prompt_lengths=ones[:, 0],
-            group_size=1,
-            prompt_ids=("probe",),
-            row_keys=ids[:, 0],
-            truncated=mask[:, 0],
-        )
-        ours = self(batch).logprobs[0, 1:]
-        logits = self.model(input_ids=ids, attention_mask=ones, use_cache=False).logits[0, :-1]
-        theirs = (logits.float() / self.temperature).log_softmax(-1)
-        theirs = theirs.gather(1, ids[0, 1:, None]).squeeze(1)
+        texts = [[(i * 7 + 1) % vocabulary for i in range(n)] for n in (8, 5)]
+        batch = collate(
+            [text[:1] for text in texts], [text[1:] for text in texts], group_size=1,
+            prompt_ids=["long", "short"],
+        ).to(self.model.device)  # fmt: skip
+        ours, theirs = self(batch).logprobs[batch.completion_mask], []
+        for text in texts:
+            ids = torch.tensor([text], device=self.model.device)
+            made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            found = (made.logits[0, :-1].float() / self.temperature).log_softmax(-1)
+            theirs.append(found.gather(1, ids[0, 1:, None]).squeeze(1))
+        theirs = torch.cat(theirs)
         gap = float((ours - theirs).abs().max())
         if not bool(theirs.isfinite().all()):
             raise ValueError(
@@ -170,6 +162,7 @@ class Policy(nn.Module):
         if not gap < tolerance:
             raise ValueError(
                 f"{type(self.model).__name__}: log-probs from its head differ by {gap:.3g} nats "
-                "from its own logits, so its head is not linear in the last hidden state. zoo "
-                "supports linear heads with an optional soft cap and scale; use another model."
+                "from its own logits, so its head is not linear in the last hidden state, or it "
+                "reads texts otherwise beside longer ones. zoo supports linear heads with an "
+                "optional soft cap and scale; use another model."
             )

@@ -16,13 +16,13 @@ from transformers import (
 
 from zoo.batch import Batch
 from zoo.config import ConfigError, ModelConfig
-from zoo.models.loading import from_hub
+from zoo.models.loading import check_finite, from_hub
 from zoo.models.lora import merge_into
 from zoo.models.policy import disable_dropout
 from zoo.models.trunk import Trunk
 from zoo.seeds import torch_generator
 
-# In the config.json of a saved reward model: mean and deviation of its scores when last judged.
+# In the config.json of a saved reward model that was judged: mean and deviation of its scores.
 MEAN, DEVIATION = "zoo_score_mean", "zoo_score_std"
 
 
@@ -63,9 +63,10 @@ class RewardModel(nn.Module):
         self.model = model
         self.head = getattr(model, "score", None)  # None: the model's own way
         self.trunk = None if self.head is None else Trunk(model, packed, compute_dtype)
-        # Of the scores of the last evaluation; `reward=learned` can take them off again.
-        self.register_buffer("score_mean", torch.tensor(_number(model.config, MEAN, 0.0)))
-        self.register_buffer("score_std", torch.tensor(_number(model.config, DEVIATION, 1.0)))
+        # Of its scores when it was judged, which `reward=learned` can take off again; a deviation
+        # of 0 says that these weights never were.
+        self.register_buffer("score_mean", torch.tensor(_number(model.config, MEAN)))
+        self.register_buffer("score_std", torch.tensor(_number(model.config, DEVIATION)))
 
     def forward(self, batch: Batch) -> Tensor:
         """[B] float32 scores, with gradient."""
@@ -103,19 +104,26 @@ class RewardModel(nn.Module):
         self.score_mean.fill_(mean)
         self.score_std.fill_(std)
 
+    def forget(self) -> None:
+        """Drop mean and deviation: they were those of other weights."""
+        self.remember(0.0, 0.0)
+
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """An ordinary transformers folder, for `reward=learned` and for anything else."""
         config: Any = self.model.config
-        setattr(config, MEAN, float(self.score_mean))
-        setattr(config, DEVIATION, float(self.score_std))
+        for name, value in ((MEAN, self.score_mean), (DEVIATION, self.score_std)):
+            if self.score_std:
+                setattr(config, name, float(value))
+            elif hasattr(config, name):
+                delattr(config, name)
         config.pad_token_id = tokenizer.pad_token_id  # transformers' own forward asks for one
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
-def _number(config: Any, name: str, default: float) -> float:
-    value = getattr(config, name, default)
+def _number(config: Any, name: str) -> float:
+    value = getattr(config, name, 0.0)
     if not isinstance(value, int | float):
         raise ConfigError(
             f"{name} in the config.json of {config._name_or_path or 'the model'} must be a number, "
@@ -187,7 +195,8 @@ def load_reward_model(config: ModelConfig) -> RewardModel:
     """A trained one: a folder that `save` wrote, or any sequence classifier with one label.
 
     Raises:
-        ConfigError: nothing at the path, no hub within reach, weights missing, or several labels.
+        ConfigError: nothing at the path, no hub within reach, weights that are missing or not
+            finite, or several labels.
     """
     assert config.path is not None
     transformers.utils.logging.disable_progress_bar()  # the run has a display of its own
@@ -213,4 +222,5 @@ def load_reward_model(config: ModelConfig) -> RewardModel:
             f"{where} scores would be random: it is a language model, not a reward model. Train "
             "one on it with algorithm=reward_model, and name the folder reward_model/ of that run."
         )
+    check_finite(model, f"reward.path={config.path}")
     return RewardModel(model)

@@ -14,11 +14,34 @@ Scores = list[float | None]
 # Rewards become float32, and a group's deviation squares them: 1e19² is already infinite there.
 LARGEST = 1e18
 # Metrics reward/NAME of the whole reward, which no component may be called.
-RESERVED = ("total", "squared", "abstained")
+RESERVED = ("total", "std", "abstained", "failed")
+
+REASONS = 32  # distinct reasons that get a metric reason/NAME each; the others are reason/other
 
 
 class RewardError(ValueError):
     """A reward that cannot be used: its name, the row, the text, and what to do."""
+
+
+def reason_name(reason: str) -> str:
+    """The reason as a metric's name: its beginning, on one line."""
+    return " ".join(reason.split())[:80]
+
+
+def wrong_name(name: Any) -> str:
+    """What is wrong with the name of a component and what to do; "" where nothing is."""
+    if name in RESERVED:
+        return (
+            f"{name!r}, whose curve would be that of the whole reward "
+            f"({', '.join(f'reward/{one}' for one in RESERVED)}). Try {name}_1."
+        )
+    odd = not isinstance(name, str) or not name.isprintable() or "/" in name
+    if odd or not name or name != name.strip():
+        return (
+            f"{name!r:.80}, which cannot name the curve reward/NAME. Use a word without slashes, "
+            "line breaks and blanks around it."
+        )
+    return ""
 
 
 def check_scores(
@@ -93,11 +116,8 @@ def check_output(
             "scores. Leave them out, or give one list of scores for each name."
         )
     for key in output.components:
-        if key in RESERVED:
-            raise ConfigError(
-                f"reward {name} gave a component {key!r}, whose curve would be that of the whole "
-                f"reward ({', '.join(f'reward/{one}' for one in RESERVED)}). Try {key}_1."
-            )
+        if wrong := wrong_name(key):
+            raise ConfigError(f"reward {name} gave a component {wrong}")
     reasons = output.reasons
     if not isinstance(reasons, list | tuple):
         raise RewardError(

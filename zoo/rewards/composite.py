@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from zoo.rewards.check import RESERVED
-from zoo.rewards.score import Patience, fingerprint, score
+from zoo.rewards.check import wrong_name
+from zoo.rewards.score import Patience, fingerprint, load, score
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
 
@@ -40,16 +40,13 @@ class Weighted:
                 "Name at least one, as in conf/reward/gsm8k_shaped.yaml."
             )
         for name, (weight, reward) in self.parts.items():
-            if name in RESERVED:
-                raise ValueError(
-                    f"reward.components.{name}: a component must be named so that it has a curve "
-                    f"of its own beside {', '.join(RESERVED)}. Try {name}_1."
-                )
+            if wrong := wrong_name(name):
+                raise ValueError(f"reward.components: a component is called {wrong}")
             if not math.isfinite(weight):
                 raise ValueError(
                     f"reward.components.{name}.weight must be finite, got {weight}. Try 1.0."
                 )
-            if weight < 0 and getattr(reward, "penalty", False):
+            if weight < 0 and getattr(reward, "penalty", False) is True:
                 raise ValueError(
                     f"reward.components.{name}.weight must be at least 0, got {weight}: "
                     f"{type(reward).__name__} is a penalty (at most 0) already, so a negative "
@@ -64,8 +61,7 @@ class Weighted:
     def load(self, device: Any) -> None:
         """Load what components load (models), before the first step."""
         for _, reward in self.parts.values():
-            if hasattr(reward, "load"):
-                reward.load(device)  # pyright: ignore
+            load(reward, device)
 
     def fingerprint(self) -> str:
         """What the components say of models that their settings only point at."""

@@ -18,6 +18,7 @@ given_up: list[str] = []  # calls whose own threads may go on for ever
 
 # Seconds beyond the deadline after which a call that no signal reaches ends the whole process.
 GRACE_SECONDS = 60.0
+WATCHDOG_SECONDS = 1.0  # beyond it, after which the timer was taken away, and between later tries
 LONGEST_SECONDS = 1e8  # three years: what a timer of every system can be set to
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
@@ -38,7 +39,8 @@ def within(seconds: float | None, function: Callable[..., T], arguments: dict[st
     """`function(**arguments)`, given up after `seconds` (None: never).
 
     On the main thread of a Unix process a timer's signal interrupts the call, which also frees
-    what it waited for, and lets the function use signals of its own. A call inside another's
+    what it waited for, and lets the function use signals of its own: where it takes the timer or
+    its handler for itself, another thread interrupts it a second later. A call inside another's
     deadline keeps to the earlier of the two. One that holds Python's lock in foreign code, where no
     signal is looked at, ends the process a minute later with its traceback on standard error: a run
     that ends can be resumed, one that hangs cannot. Elsewhere the call runs in a daemon thread
@@ -69,6 +71,8 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
             alarms.append(Alarm(_place(frame)))
         raise alarms[0]
 
+    # Not inside another's deadline: that one's is there.
+    unwatch = (lambda: None) if outer else _watched(seconds, late)
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     try:  # the alarm may come as soon as its timer is set, and anywhere below
         try:
@@ -91,9 +95,32 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
         if not outer:
             faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
+        unwatch()
         if outer > 0:  # the time that has passed counts for the deadline around it, too
             left = outer - (time.monotonic() - began)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), every)
+
+
+def _watched(seconds: float, late: Callable[[int, FrameType | None], None]) -> Callable[[], None]:
+    """Calls `late` on the main thread by a signal that nobody else uses; returns what ends this."""
+    number = signal.SIGVTALRM
+    main, done, before = threading.get_ident(), threading.Event(), signal.getsignal(number)
+
+    def watch() -> None:
+        left = seconds + WATCHDOG_SECONDS
+        while not done.wait(left):
+            signal.pthread_kill(main, number)
+            left = WATCHDOG_SECONDS
+
+    def end() -> None:
+        done.set()
+        thread.join()  # before the handler goes, without which the signal would end the process
+        signal.signal(number, before)
+
+    thread = threading.Thread(target=watch, daemon=True, name="deadline")
+    signal.signal(number, late)
+    thread.start()
+    return end
 
 
 def _late(text: str) -> LateError:

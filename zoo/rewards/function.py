@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,10 @@ class Function:
 
     @property
     def label(self) -> str:
-        name = getattr(self._function(), "__name__", str(self.fn))
+        function = self._function()
+        name = getattr(getattr(function, "func", function), "__name__", None)  # of a partial: its
+        if not isinstance(name, str):
+            name = self.fn if isinstance(self.fn, str) else type(function).__name__
         return f"fn_{name}" if name in RESERVED else name
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
@@ -75,13 +79,21 @@ def _arguments(
     offered: dict[str, list[Any]] = {
         name: [prompt.columns.get(name) for prompt in prompts] for name in sorted(columns)
     }
-    offered |= {
+    ours: dict[str, list[Any]] = {
         "truncated": [completion.truncated for completion in completions],
         "completion_ids": [list(completion.token_ids) for completion in completions],
         "prompt_ids": [prompt.id for prompt in prompts],
         "prompts": [plain_text(prompt) for prompt in prompts],
         "completions": [completion.text for completion in completions],
     }
+    if hidden := sorted(columns & ours.keys()):
+        warnings.warn(  # shown once: the text is always the same
+            f"reward {label}: the data have columns {', '.join(hidden)}, and zoo's own arguments "
+            "of these names hide them from the function. Rename them in the data where it is to "
+            "read them.",
+            stacklevel=2,
+        )
+    offered |= ours
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return offered

@@ -46,8 +46,8 @@ class Learned:
     batch_tokens: int = 8192  # rows × padded length of one forward
     max_length: int | None = None  # tokens of a row; null: the model's own limit
     normalise: bool = False  # scores in deviations from their mean, as on held-out pairs
-    mean: float | None = None  # null: what the folder says, else 0
-    std: float | None = None  # null: what the folder says, else 1
+    mean: float | None = None  # null: what the folder says
+    std: float | None = None  # null: what the folder says
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -119,6 +119,12 @@ class Learned:
                 f"{size} embeddings: they do not belong together."
             )
         mean, std = self._spread(model)
+        if self.normalise and None in (self.mean, self.std) and float(model.score_std) == 0:
+            raise ConfigError(
+                f"reward.normalise=true, but {self.path} has no mean and deviation of its scores: "
+                "it was not judged when it was saved. Train it with evaluate.last=true and "
+                "evaluate.heldout_pairs above 0, or give reward.mean and reward.std."
+            )
         if self.normalise and not (math.isfinite(mean) and 0 < std < math.inf):
             raise ConfigError(
                 f"reward.normalise=true with the mean {mean} and deviation {std} that "

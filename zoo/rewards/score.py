@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +19,14 @@ from zoo.rewards.check import RewardError, check_output
 from zoo.rewards.deadline import Alarm, LateError, within
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
-FAILED = "failed"  # reason of a row whose reward failed and was let off
+
+class _Mark(str):
+    """A text told from equal ones by identity: a reward's own reason may read `failed`, too."""
+
+    __slots__ = ()
+
+
+FAILED = _Mark("failed")  # reason of a row whose reward failed and was let off; compare with `is`
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,9 @@ def score(
 ) -> RewardOutput:
     """The checked output of `reward` for B completions of B prompts.
 
-    After a failure each row is asked about alone: to name the guilty one, or, with
-    `on_error=abstain`, to keep the others; those that fail get None and the reason `failed`.
+    After a failure each row is asked about alone, to find the guilty ones. With `on_error=abstain`
+    those get None and the reason `failed`, and the others are asked about together once more,
+    because a reward may compare them; where that fails, too, they are left unscored likewise.
 
     Args:
         reward: what scores.
@@ -56,12 +66,11 @@ def score(
             or None for each completion; names the reward, the row and its text.
         ConfigError: the reward cannot be used with any row, whatever `patience` says.
     """
-    name = name or getattr(reward, "label", "") or getattr(reward, "__name__", "")
-    name = name or type(reward).__name__
+    name = name or name_of(reward)
     rows = rows or range(len(completions))
     asked = _Asked(reward, list(prompts), list(completions), name, patience, rows)
     try:
-        return asked.about(0, len(completions))
+        return asked.about(range(len(completions)))
     except BaseException as error:  # SystemExit, CancelledError, …: its failure, not the run's end
         if _goes_through(error):
             raise
@@ -71,10 +80,75 @@ def score(
         return asked.row_by_row(error, stops)
 
 
+def failures(output: RewardOutput) -> int:
+    """On how many rows the reward failed; a reason of its own that reads `failed` is none."""
+    return sum(reason is FAILED for reason in output.reasons)
+
+
+def name_of(reward: Any) -> str:
+    """A reward's name in messages: its label or name where that is a text, or its class."""
+    names = [getattr(reward, attribute, None) for attribute in ("label", "__name__")]
+    found = [name for name in names if name and isinstance(name, str)]
+    return found[0] if found else type(reward).__name__
+
+
+def module_of(reward: Any) -> Any:
+    """The loaded model of a learned reward, or None; anybody's `module` may be something else."""
+    from torch import nn  # here, not at the top: rewards are chosen before it is needed
+
+    module = getattr(reward, "module", None)
+    return module if isinstance(module, nn.Module) else None
+
+
+def load(reward: Any, device: Any) -> bool:
+    """Call the reward's `load(device)`; whether it has one.
+
+    Raises:
+        ConfigError: it raised; names the reward.
+    """
+    own = getattr(reward, "load", None)
+    if not callable(own):  # a setting that happens to have the name
+        return False
+    with _named(reward, "load(device)"):
+        own(device)
+    return True
+
+
 def fingerprint(rewards: Iterable[Any]) -> str:
-    """The `fingerprint()` of those that have one: of files and models that settings point at."""
-    found = [one.fingerprint() for one in rewards if hasattr(one, "fingerprint")]
-    return "+".join(text for text in found if text)
+    """The `fingerprint()` of those that have one: of files and models that settings point at.
+
+    Raises:
+        ConfigError: one raised, or returned no text; names the reward.
+    """
+    texts = []
+    for reward in rewards:
+        own = getattr(reward, "fingerprint", None)
+        if not callable(own):
+            continue
+        with _named(reward, "fingerprint()"):
+            text = own()
+        if not isinstance(text, str | None):
+            raise ConfigError(
+                f"reward {name_of(reward)}: fingerprint() returned {text!r:.80}, not a text. "
+                "Return a short hash of the files that it reads, or leave the method out."
+            )
+        texts.append(text)
+    return "+".join(text for text in texts if text)
+
+
+@contextmanager
+def _named(reward: Any, what: str) -> Iterator[None]:
+    """Gives the reward's name to an error of its own; zoo's, and of memory, say enough."""
+    import torch
+
+    try:
+        yield
+    except (ConfigError, RewardError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"reward {name_of(reward)}: {what} raised {_brief(error)}. Correct it, or its settings."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -86,15 +160,17 @@ class _Asked:
     patience: Patience
     rows: Sequence[int]
 
-    def about(self, start: int, end: int) -> RewardOutput:
-        # Copies: what it writes into a row's columns is not for the next step to read.
-        prompts = [replace(p, columns=dict(p.columns)) for p in self.prompts[start:end]]
-        completions = self.completions[start:end]
+    def about(self, places: Sequence[int]) -> RewardOutput:
+        asked = [self.prompts[place] for place in places]
+        completions = [self.completions[place] for place in places]
+        # Copies: what it writes into a row is not for another row, or the next step, to read.
+        prompts = [replace(p, messages=_copy(p.messages), columns=_copy(p.columns)) for p in asked]
+        given = list(completions)
         with _settings_of_torch():
-            output = within(self.patience.seconds, lambda: self.reward(prompts, completions), {})
+            output = within(self.patience.seconds, lambda: self.reward(prompts, given), {})
         self._refuse_async(output)
-        rows, asked = self.rows[start:end], self.prompts[start:end]
-        return check_output(output, self.completions[start:end], self.name, rows, asked)
+        rows = [self.rows[place] for place in places]
+        return check_output(output, completions, self.name, rows, asked)
 
     def _refuse_async(self, output: Any) -> None:
         for one in (output, getattr(output, "total", None)):
@@ -109,7 +185,7 @@ class _Asked:
         seconds = self.patience.seconds
         # Rows that hang cost a whole timeout each; two of them are paid for, not two hundred.
         ends = math.inf if seconds is None else time.monotonic() + 2 * seconds
-        rows: list[RewardOutput] = []
+        good: list[int] = []
         # A row alone still has the columns that others of its round have.
         columns = dict.fromkeys(name for prompt in self.prompts for name in prompt.columns)
         prompts = [replace(p, columns={**columns, **p.columns}) for p in self.prompts]
@@ -118,7 +194,8 @@ class _Asked:
             if time.monotonic() >= ends:
                 break
             try:
-                rows.append(alone.about(row, row + 1))
+                alone.about([row])
+                good.append(row)
             except BaseException as failure:
                 if _goes_through(failure):
                     raise
@@ -126,11 +203,30 @@ class _Asked:
                     raise
                 if stops:
                     raise RewardError(self._told(failure, row)) from failure
-                rows.append(RewardOutput([None], reasons=[FAILED]))
         if stops:  # no row fails by itself: the failure comes from the rows together
             raise RewardError(self._told(error, None)) from error
-        rows += [RewardOutput([None], reasons=[FAILED])] * (len(self.completions) - len(rows))
-        return _joined(rows)
+        return alone.without_the_others(good)
+
+    def without_the_others(self, good: Sequence[int]) -> RewardOutput:
+        """The scores of the rows that do not fail, and None for the others.
+
+        What a row got alone is no score: it may have been compared with nothing but itself.
+        """
+        output = RewardOutput([])
+        try:
+            output = self.about(good) if good else output
+        except BaseException as failure:
+            if _goes_through(failure):
+                raise
+            warnings.warn(
+                f"reward {self.name} fails on rows together that do not fail alone "
+                f"({_brief(failure)}). What it gave them alone may be other scores, so all "
+                f"{len(self.completions)} of the round are left unscored. Return None for a row "
+                "that cannot be scored instead of raising.",
+                stacklevel=2,
+            )
+            good = []
+        return _spread(output, good, len(self.completions))
 
     def _told(self, failure: BaseException, row: int | None) -> str:
         what = f"raised {_brief(failure)}"
@@ -206,10 +302,32 @@ def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _joined(rows: Sequence[RewardOutput]) -> RewardOutput:
-    names = dict.fromkeys(name for row in rows for name in row.components)
+def _copy(value: Any) -> Any:
+    """A deep copy as far as there is one: not of an open file, a lock, ….
+
+    Plain containers are copied here, so that what cannot be copied costs no sibling its copy.
+    """
+    if value is None or isinstance(value, str | int | float | bool | bytes):
+        return value
+    if type(value) is dict:
+        return {key: _copy(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copy(one) for one in value)
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def _spread(output: RewardOutput, rows: Sequence[int], count: int) -> RewardOutput:
+    """The output of `rows` as that of all `count`; the others failed."""
+
+    def put(values: Sequence[Any], empty: Any) -> list[Any]:
+        found = dict(zip(rows, values, strict=True))
+        return [found.get(row, empty) for row in range(count)]
+
     return RewardOutput(
-        total=[value for row in rows for value in row.total],
-        components={name: [row.components.get(name, [None])[0] for row in rows] for name in names},
-        reasons=[row.reasons[0] if row.reasons else "" for row in rows],
+        total=put(output.total, None),
+        components={name: put(values, None) for name, values in output.components.items()},
+        reasons=put(output.reasons or [""] * len(rows), FAILED),
     )

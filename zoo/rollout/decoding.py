@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -64,6 +64,61 @@ class PlainDecoding:
 
     def join(self, cache: DynamicCache, mask: Tensor, n: int) -> None:
         raise NotImplementedError("a row of transformers' own cache has the past of all others")
+
+
+class WholeDecoding:
+    """No cache: every row's text is read again for each token, beside rows of its length alone.
+
+    Slow and right for any causal model, states and positions of its own make included: nothing is
+    padded and nothing kept. What else does not fit decodes this way.
+
+    Args:
+        model: the decoder.
+        prompts: token ids, one list each.
+        mask: of no use here.
+        n: samples of each prompt.
+    """
+
+    joins = False
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], mask: Any, n: int
+    ) -> None:
+        self.model = model
+        self.cache: Any = None
+        self.rows = [list(prompt) for prompt in prompts for _ in range(n)]
+
+    def __enter__(self) -> WholeDecoding:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """[R] newest tokens → [R, V] logits of the next ones."""
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return last_logits(self.model, self.rows)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        self.rows = [list(self.rows[i]) for i in rows.tolist()]
+
+    def aside(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def join(self, cache: Any, mask: Any, n: int) -> None:
+        raise NotImplementedError("rows that read their text whole start together")
+
+
+def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
+    """[R, V] logits after each row, rows of one length read together and without a cache."""
+    found: dict[int, Tensor] = {}
+    for length in sorted({len(row) for row in rows}):
+        chosen = [i for i, row in enumerate(rows) if len(row) == length]
+        ids = torch.tensor([list(rows[i]) for i in chosen], device=model.device)
+        made = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        found |= dict(zip(chosen, made.logits[:, -1], strict=True))
+    return torch.stack([found[i] for i in range(len(rows))])
 
 
 class BlockDecoding:
@@ -288,8 +343,9 @@ AttentionInterface.register(ATTENTION, decode_attention)
 
 
 def cache_tensors(cache: Any) -> list[Tensor]:
-    """What a cache of transformers' interface holds."""
-    held = (value for layer in cache.layers for value in vars(layer).values())
+    """What a cache of transformers' interface holds; anything else holds nothing."""
+    layers = getattr(cache, "layers", ())
+    held = (value for layer in layers for value in vars(layer).values())
     return [value for value in held if isinstance(value, Tensor)]
 
 

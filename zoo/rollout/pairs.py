@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zoo.data.cache import locked, written_aside
-from zoo.rewards.score import FAILED, PATIENCE, Patience, score
+from zoo.rewards.score import PATIENCE, Patience, failures, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
 from zoo.types import Completion, LabelledCompletion, PreferencePair, Prompt, Reward
@@ -148,7 +148,7 @@ def sample_pairs(
         output = score(reward, rows, flat, patience)
         scores = output.total
         unscored += scores.count(None)
-        failed += list(output.reasons).count(FAILED)
+        failed += failures(output)
         for i, prompt in enumerate(chosen):
             own = slice(i * group_size, (i + 1) * group_size)
             if labels:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from zoo.batch import Batch, collate
 from zoo.config import ConfigError
 from zoo.distributed import gathered, rank, world_size
 from zoo.functional import dead_groups
-from zoo.rewards.score import PATIENCE, Patience, score
+from zoo.rewards.check import reason_name
+from zoo.rewards.score import FAILED, PATIENCE, Patience, module_of, score
 from zoo.rollout.engine import Engine, Sampling
 from zoo.rollout.order import Order
+from zoo.train.inputs import prompts_hash
 from zoo.train.metrics import Pool
 from zoo.types import Completion, Prompt, Reward, RewardOutput
 
@@ -42,6 +45,7 @@ class Sampled:
 
     batch: Batch | None  # None: no group passed
     texts: dict[int, RowText] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)  # of all rows that have one, kept or not
     pool: Pool = field(default_factory=Pool)  # reward/*, reason/*, length, truncated, groups/*
     tokens_prompt: int = 0  # of this process
     tokens_generated: int = 0
@@ -90,10 +94,15 @@ class RolloutSource:
         self.timer = timer
         self.order = Order(len(prompts), seed)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.order.position}
+    @cached_property
+    def content_hash(self) -> str:
+        """Of all prompts, in order: a position means nothing in other ones."""
+        return prompts_hash(self.prompts)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.order.position, "content_hash": self.content_hash}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.order.position = state["position"]
 
     def sync(self, policy: Any) -> None:
@@ -135,7 +144,7 @@ class RolloutSource:
         )
         completions = [c for group in groups for c in group]
         rows = [p for p in prompts for _ in range(self.group_size)]
-        if getattr(self.reward, "module", None) is not None:
+        if module_of(self.reward) is not None:
             self.reward(rows, completions)
         rewards: list[float | None] = [float(i % 2) for i in range(len(rows))]
         scores = RewardOutput(rewards)
@@ -207,15 +216,16 @@ def _describe(
         parts = {name: values[i] for name, values in scores.components.items()}
         result.texts[key] = RowText(rows[i], completions[i], total, parts, reasons[i])
         pool.add("reward/abstained", float(total is None))
+        pool.add("reward/failed", float(reasons[i] is FAILED))
         if total is not None:
             pool.add("reward/total", total)
-            pool.add("reward/squared", total * total)
+            result.rewards.append(total)
         for name, value in parts.items():
             if value is not None:
                 pool.add(f"reward/{name}", value)
-    named = sorted({reason for reason in reasons if reason})
-    for name in named:
-        pool.add(f"reason/{name}", reasons.count(name), 0)
+    for reason in reasons:
+        if name := reason_name(reason):
+            pool.add(f"reason/{name}", 1, 0)
     pool.add("rows", len(rows), 0)
     lengths = [len(c.token_ids) for c in completions]
     for length, completion in zip(lengths, completions, strict=True):

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from zoo.data.fitting import context_of
 from zoo.measure.meter import CACHE, mark
 from zoo.models.twin import Casts, Twin
-from zoo.rollout.decoding import BlockDecoding, PlainDecoding, cache_argument, cache_tensors
+from zoo.rollout.decoding import (
+    BlockDecoding,
+    PlainDecoding,
+    WholeDecoding,
+    cache_argument,
+    cache_tensors,
+    last_logits,
+)
 from zoo.rollout.engine import Sampling
 from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
@@ -73,6 +81,9 @@ class TorchEngine:
         return _Decoder(self, decode, pad_token_id)
 
 
+Way = type[PlainDecoding | BlockDecoding | WholeDecoding]
+
+
 class _Decoder:
     def __init__(
         self, settings: TorchEngine, decode: Callable[..., str], pad_token_id: int
@@ -83,7 +94,7 @@ class _Decoder:
         self._model: PreTrainedModel | None = None
         self._twin: Twin | None = None  # of another dtype than the policy's
         self._shared = False  # the policy computes with the same copies
-        self._kinds: dict[int, type] = {}  # id of a model → the way of decoding that fits it
+        self._kinds: dict[int, Way] = {}  # id of a model → the way of decoding that fits it
 
     def sync(self, policy: Any) -> None:
         """Share the policy's modules, or copy its weights into the decoding dtype.
@@ -149,7 +160,7 @@ class _Decoder:
 
     def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         assert self._model is not None
-        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        limit = context_of(self._model)
         for index, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"prompt {index} is empty: there is nothing to continue")
@@ -177,16 +188,18 @@ class _Decoder:
         coarse = max(1, min(at_once, len(prompts)) * n // 16)
         waiting = list(range(len(prompts)))
 
-        def started(count: int) -> tuple[Tensor, Tensor, DynamicCache, Tensor]:
+        way = self._way(model)
+
+        def started(count: int) -> tuple[Tensor, Tensor, Any, Any]:
             """The next prompts: their rows, the logits of their first tokens, cache and mask."""
             chosen = [waiting.pop(0) for _ in range(count)]
-            logits, cache, mask = self._prefill([prompts[i] for i in chosen])
+            logits, cache, mask = self._read(way, [prompts[i] for i in chosen])
             mark(CACHE, lambda: cache_tensors(cache))
             return rows.of(chosen), logits.repeat_interleave(n, 0), cache, mask
 
         while waiting:
             alive, logits, cache, mask = started(min(at_once, len(waiting)))
-            with self._way(cache)(model, cache, mask, n) as decoding:
+            with way(model, cache, mask, n) as decoding:
                 del cache, mask  # a block cache is a copy: what it was made from goes
                 while not bool((done := rows.draw(alive, logits, draw)).all()):
                     going = int((~done).sum())
@@ -210,45 +223,64 @@ class _Decoder:
                     mark(CACHE, lambda: cache_tensors(decoding.cache))
         return list(rows.completions(self.decode))
 
-    def _way(self, cache: DynamicCache) -> type[PlainDecoding | BlockDecoding]:
-        """The fastest way of decoding that fits the model, compared with the plain one once."""
-        model = self._model
-        assert model is not None
-        if not self.settings.fast or not BlockDecoding.takes(cache):
-            return PlainDecoding
+    def _way(self, model: PreTrainedModel) -> Way:
+        """The fastest way of decoding that fits the model, found by comparing once."""
         if id(model) not in self._kinds:
             self._kinds = {id(model): self._try(model)}
         return self._kinds[id(model)]
 
-    def _try(self, model: PreTrainedModel) -> type[PlainDecoding | BlockDecoding]:
-        """The first way whose logits of two steps are the plain one's."""
+    def _try(self, model: PreTrainedModel) -> Way:
+        """The first way whose logits of two steps are those of whole texts, each by itself."""
         size = int(model.config.get_text_config().vocab_size)
         prompts = [[i * 7 % size for i in range(1, n)] for n in (4, 7)]
+        exact = model.dtype in (torch.float32, torch.float64)
+        reasons: list[str] = []
 
-        def steps(kind: type[PlainDecoding | BlockDecoding]) -> Tensor:
-            logits, cache, mask = self._prefill(prompts)
+        def steps(kind: Way) -> Tensor:
+            first, cache, mask = self._read(kind, prompts)
             with kind(model, cache, mask, 2) as decoding:
-                token = logits.argmax(-1).repeat_interleave(2, 0)
-                return torch.stack([decoding.step(token) for _ in range(2)]).float()
+                token = wanted_first.argmax(-1).repeat_interleave(2, 0)
+                made = [first.repeat_interleave(2, 0), *(decoding.step(token) for _ in range(2))]
+            return torch.stack(made).float()
 
-        wanted = steps(PlainDecoding)
-        limit = 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.05
-        reason = ""
-        fitting = [kind for kind in (GraphDecoding, LeanDecoding) if kind.fits(model)]
-        for kind in (*fitting, BlockDecoding):
+        def fits(kind: Way, wanted: Tensor, limit: float) -> bool:
             try:
                 gap = float((steps(kind) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
-                if gap < limit or not bool(wanted.isfinite().all()):
-                    return kind
-                reason = f"its logits differ by {gap:.2g} of the largest (limit {limit:.0e})"
-            except Exception as error:  # whatever a model of unknown make does with the cache
-                reason = f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"{type(model).__name__} cannot decode over blocks ({reason}), so transformers' own "
-            "cache is used: right, but slower. rollout.fast=false says the same without trying.",
-            stacklevel=2,
-        )
+            except Exception as error:  # whatever a model of unknown make does with a cache
+                reasons.append(f"{type(error).__name__}: {error}")
+                return False
+            if gap < limit or not bool(wanted.isfinite().all()):
+                return True
+            reasons.append(f"its logits differ by {gap:.2g} of the largest (limit {limit:.0e})")
+            return False
+
+        wanted_first = last_logits(model, prompts)
+        if not fits(PlainDecoding, steps(WholeDecoding), 1e-3 if exact else 0.25):
+            self._tell(model, "with a cache over padded prompts", "texts are read whole for every "
+                       "token: right, but slow", reasons[-1])  # fmt: skip
+            return WholeDecoding
+        if not self.settings.fast or not BlockDecoding.takes(self._prefill(prompts)[1]):
+            return PlainDecoding
+        plain = steps(PlainDecoding)
+        fitting = [kind for kind in (GraphDecoding, LeanDecoding) if kind.fits(model)]
+        for kind in (*fitting, BlockDecoding):
+            if fits(kind, plain, 1e-4 if exact else 0.05):
+                return kind
+        self._tell(model, "over blocks", "transformers' own cache is used: right, but slower. "
+                   "rollout.fast=false says the same without trying", reasons[-1])  # fmt: skip
         return PlainDecoding
+
+    def _tell(self, model: PreTrainedModel, how: str, instead: str, reason: str) -> None:
+        warnings.warn(
+            f"{type(model).__name__} cannot decode {how} ({reason}), so {instead}.", stacklevel=2
+        )
+
+    def _read(self, kind: Way, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Any]:
+        """Last logits [P, V], and what decoding goes on from."""
+        assert self._model is not None
+        if kind is WholeDecoding:
+            return last_logits(self._model, prompts), prompts, None
+        return self._prefill(prompts)
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
         """Last logits [P, V], the cache, and the left-padded attention mask [P, width]."""

@@ -97,8 +97,8 @@ def save_checkpoint(
         ) from error
     kept = {_name(known) for known in before}
     # A later step than this one was refused, but may be of use to whoever mends it.
-    outdated = [path for path in folder.glob("step_*") if path < target and path.name not in kept]
-    for path in [replaced, *(p for p in outdated if p.is_dir() and p.name[5:].isdigit())]:
+    outdated = [p for p in folder.glob("step_*") if 0 <= _step(p) < step and p.name not in kept]
+    for path in [replaced, *(p for p in outdated if p.is_dir())]:
         with contextlib.suppress(OSError):  # what may not be removed harms nobody
             remove(path)
     return target
@@ -106,6 +106,12 @@ def save_checkpoint(
 
 def _name(step: int) -> str:
     return f"step_{step:06d}"
+
+
+def _step(path: Path) -> int:
+    """The step in a checkpoint's name; -1 where there is none."""
+    number = path.name.removeprefix("step_")
+    return int(number) if number.isdecimal() else -1
 
 
 def _write(folder: Path, tensors: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -139,7 +145,7 @@ def last_good_checkpoint(
         the checkpoint or None, and one line for each refused one: its name and the reason.
     """
     refused = []
-    for path in sorted(folder.glob("step_*"), reverse=True):
+    for path in sorted(folder.glob("step_*"), key=lambda p: (_step(p), p.name), reverse=True):
         reason, manifest = _examine(path, config_hash, seed)
         reason = reason or problem(manifest)
         if not reason:
@@ -165,6 +171,8 @@ def _examine(path: Path, config_hash: str, seed: int) -> tuple[str, dict[str, An
         return f"it belongs to another seed ({manifest['seed']}, not {seed})", {}
     if manifest.get(SELF, _own_hash(manifest)) != _own_hash(manifest):
         return "its manifest was altered (its hash differs)", {}
+    if path.name != _name(manifest["step"]):
+        return f"it is of step {manifest['step']}: it was copied or renamed", {}
     for name, (size, digest) in files.items():
         file = path / name
         if not file.exists():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,24 +15,42 @@ from zoo.build import Run
 from zoo.evaluate.evaluator import prompt_text
 from zoo.measure.cost import ModelCost
 from zoo.measure.memory import COPIES, component_bytes, storage_key
+from zoo.rewards.check import REASONS
+from zoo.rewards.score import module_of
 from zoo.rollout.source import RowText, Sampled
 from zoo.train.metrics import Pool
 
+OTHER, TIMEOUT = "reason/other", "reason/timeout"
 SAMPLER = f"sampler/{COPIES}"  # the label of what the engine decodes with, where it is its own
 
 
-def reward_metrics(seen: Pool) -> dict[str, float]:
-    """Means, the rewards' deviation, and each reason's share of the rows."""
+def reward_metrics(seen: Pool, rewards: Sequence[float], reasons: list[str]) -> dict[str, float]:
+    """Means, the rewards' deviation, and each reason's share of the rows.
+
+    The first `REASONS` reasons of a run have a metric each, the others `reason/other` together: a
+    reward whose reasons quote completions has as many as rows.
+
+    Args:
+        rewards: of all rows of the step that have one.
+        reasons: those with a metric so far, to which new ones are added.
+    """
     means = seen.means()
-    rows = seen.sum("rows")
-    if "reward/total" in means:
-        variance = means.pop("reward/squared") - means["reward/total"] ** 2
-        means["reward/std"] = math.sqrt(max(variance, 0.0))
-    for name in list(seen._totals):
-        if name.startswith("reason/"):
-            means[name] = seen.sum(name) / max(rows, 1)
-    if not means.get("reward/abstained", 1.0):
-        means.pop("reward/abstained")
+    rows = max(seen.sum("rows"), 1)
+    if rewards:
+        # Exact: E[r²] − E[r]² of equal rewards is what rounding makes of it.
+        means["reward/std"] = statistics.pstdev(rewards)
+    found = [name for name in seen._totals if name.startswith("reason/")]
+    for name in sorted(found, key=lambda name: (-seen.sum(name), name)):
+        if name not in reasons and name != TIMEOUT:  # of which the run warns
+            if len(reasons) < REASONS:
+                reasons.append(name)
+            else:
+                means[OTHER] = means.get(OTHER, 0.0) + seen.sum(name) / rows
+                continue
+        means[name] = means.get(name, 0.0) + seen.sum(name) / rows
+    for name in ("reward/abstained", "reward/failed"):
+        if not means.get(name, 1.0):
+            means.pop(name)
     return means
 
 
@@ -41,13 +60,18 @@ def value_metrics(means: dict[str, float]) -> dict[str, float]:
     A reward model's scores get their standard deviation.
     """
     if "score_squared" in means:
-        variance = means.pop("score_squared") - means["score"] ** 2
-        means["score_std"] = math.sqrt(max(variance, 0.0))
+        means["score_std"] = math.sqrt(_variance(means.pop("score_squared"), means["score"]))
     if "return_squared" in means:
-        variance = means.pop("return_squared") - means["return"] ** 2
+        variance = _variance(means.pop("return_squared"), means["return"])
         if variance > 0:
             means["explained_variance"] = 1 - means["value_error"] / variance
     return means
+
+
+def _variance(squared: float, mean: float) -> float:
+    """E[x²] − E[x]² of float32 sums, 0 where their rounding is all that there is."""
+    variance = squared - mean**2
+    return variance if variance > 1e-6 * squared else 0.0
 
 
 def components(run: Run) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
@@ -57,7 +81,7 @@ def components(run: Run) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
     """
     roles = ("policy", "critic", "reference", "reward_model")
     modules: dict[str, Any] = {role: getattr(run.models, role) for role in roles}
-    modules["scorer"] = getattr(run.config.reward, "module", None)
+    modules["scorer"] = module_of(run.config.reward)
     optimizers = {
         # accelerate wraps optimizers; the states are the inner one's
         name: getattr(trainable.optimizer, "optimizer", trainable.optimizer)

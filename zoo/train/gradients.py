@@ -118,11 +118,17 @@ def _terms(algorithm: Algorithm, yielded: Any, *, together: bool) -> Iterator[Lo
             f"{called(algorithm)}: losses must yield LossTerms, and returned "
             f"{type(yielded).__name__}. {AS_IN}"
         )
-    terms = iter(yielded)
+    terms, seen = iter(yielded), set[str]()
     while True:
         term = next(terms, None)
         if term is not None:
             _check_term(algorithm, term)
+            if term.name in seen:
+                raise ConfigError(
+                    f"{called(algorithm)}: losses yielded two terms called {term.name!r}, whose "
+                    "values would be logged as one. Give each a name of its own."
+                )
+            seen.add(term.name)
         if together:
             names = gathered(term.name if term is not None else "")
             if len(set(names)) > 1:
@@ -145,7 +151,11 @@ def _check_term(algorithm: Algorithm, term: Any) -> None:
 
     if not isinstance(term, LossTerm):
         refuse("losses must yield LossTerms", type(term).__name__)
+    if not isinstance(term.name, str) or not term.name:
+        refuse("the name of a term must be a text", repr(term.name))
     where = f"the loss of the term {term.name!r}"
+    if isinstance(term.loss, Tensor) and term.loss.is_complex():
+        refuse(f"{where} must be a real number", term.loss.dtype)
     if not isinstance(term.loss, Tensor) or term.loss.dim():
         refuse(f"{where} must be a scalar tensor", getattr(term.loss, "shape", term.loss))
     if not term.loss.requires_grad:
@@ -153,7 +163,9 @@ def _check_term(algorithm: Algorithm, term: Any) -> None:
     if not isinstance(term.metrics, Mapping):
         refuse("metrics must be a mapping {name: (sum, count)}", term.metrics)
     for name, parts in term.metrics.items():
-        if str(name) in RESERVED or str(name).startswith(RESERVED_BEGINNINGS):
+        if not isinstance(name, str):
+            refuse("the name of a metric must be a text", repr(name))
+        if name in RESERVED or name.startswith(RESERVED_BEGINNINGS):
             raise ConfigError(
                 f"{called(algorithm)}: the metric {name!r} is the name of one of zoo's own, which "
                 f"would be overwritten. Choose another, such as {algorithm.name or 'mine'}/{name}."
@@ -164,4 +176,6 @@ def _check_term(algorithm: Algorithm, term: Any) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, int | float)

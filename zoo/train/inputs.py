@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from zoo.config import ConfigError, RunConfig, by_dotted_name
 from zoo.distributed import gathered, world_size
 from zoo.identity import CODE_KEYS, identity
 from zoo.instantiate import locate, resolved
+from zoo.types import Prompt
 
 RECORD = "inputs.json"  # in a run's folder
 GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
@@ -100,6 +102,36 @@ def check_alike(config: RunConfig, known: Mapping[str, Any]) -> None:
                 f"process {rank} was started for another run than process 0: "
                 f"{'; '.join(shown[:3])}{more}. Start all processes with the same command, code "
                 "and files."
+            )
+
+
+def prompts_hash(prompts: Iterable[Prompt]) -> str:
+    """Of prompts in their order, with ids and columns."""
+    digest = hashlib.blake2b(digest_size=8)
+    for prompt in prompts:
+        # Of the columns what is plain: other values need not read alike in another process.
+        plain = [(k, v) for k, v in prompt.columns.items() if isinstance(v, str | int | float)]
+        digest.update(repr((prompt.id, len(prompt.token_ids), sorted(plain))).encode())
+        digest.update(array("q", prompt.token_ids))
+    return digest.hexdigest()
+
+
+def check_same_rows(content_hash: str, what: str = "training rows") -> None:
+    """Refuse processes whose data are not the same rows in the same order: each takes its share.
+
+    Args:
+        content_hash: of this process's.
+        what: the rows' name in messages.
+    Raises:
+        ConfigError: names the process and what to do.
+    """
+    first, *others = gathered(content_hash)
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise ConfigError(
+                f"process {rank} made other {what} than process 0, or in another order "
+                f"(hash {other} there and {first} on process 0). Let the data be the same in every "
+                "process: seed what they draw, and sort what they take from a set."
             )
 
 

@@ -35,6 +35,7 @@ class Interrupt:
         self._when = 0.0
         self._now = True  # nothing is worth saving before `begin`
         self._before: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
 
     def begin(self) -> None:
         """From here on there is something to save."""
@@ -75,6 +76,10 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._process:  # forked by a reward, say: it ends as any process does
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         now = time.monotonic()
         if self.asked:
             if is_distributed() and now - self._when < SAME_SIGNAL_SECONDS:

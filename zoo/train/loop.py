@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from zoo.algorithms.base import checked_batch, checked_state
+from zoo.algorithms.base import called, checked_batch, checked_state
 from zoo.batch import Batch
 from zoo.build import Run
 from zoo.distributed import gathered, rank
@@ -42,7 +42,7 @@ def train(run: Run, session: Session) -> None:
                         done = _update(minibatch, run, session, pool, step)  # (5) loss  (6) price
                         # Such as too far from the sampler. Metrics are the same on every process;
                         # what a stranger makes of them need not be.
-                        if any(gathered(bool(algorithm.enough(done.metrics)))):
+                        if any(gathered(_enough(run, done.metrics))):
                             pool.add("stopped_early", 1.0)
                             break
                 sampled.batch = batch
@@ -83,6 +83,17 @@ def minibatches(batch: Batch, run: Run, step: int) -> Iterator[Batch]:
     for epoch in range(run.algorithm.epochs):
         generator = torch_generator(run.config.seed, "minibatches", step, epoch)
         yield from batch.minibatches(run.algorithm.minibatches, generator)
+
+
+def _enough(run: Run, metrics: Mapping[str, float]) -> bool:
+    """The algorithm's own word, its mistakes told by their place."""
+    try:
+        return bool(run.algorithm.enough(metrics))
+    except Exception as error:
+        raise RuntimeError(
+            f"{called(run.algorithm)}: `enough` must return True or False for the metrics "
+            f"({', '.join(metrics)}), and raised {type(error).__name__}: {error!s:.200}"
+        ) from error
 
 
 def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int) -> Updated:

@@ -16,6 +16,7 @@ class Progress:
     stop_step: int | None = None
     bad_updates: int = 0  # refused in a row
     skipped_updates: int = 0
+    idle_updates: int = 0  # whose gradients were all 0, so that no weight moved
     tokens_generated: int = 0
     tokens_trained: int = 0
     tokens_wasted: int = 0
@@ -25,4 +26,5 @@ class Progress:
     phases: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] | None = None
     evaluated_at: int | None = None
+    reasons: list[str] = field(default_factory=list)  # those that have metrics of their own
     owes_evaluation: bool = False  # interrupted before what `evaluate_if_due` does after the step

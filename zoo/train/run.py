@@ -36,7 +36,8 @@ def run(config: RunConfig) -> dict[str, Any]:
     if summary is not None:
         from zoo.measure.progress import display
 
-        display(0, "", enabled=False).message(f"finished already: {folder}")
+        gone = "" if _made(folder) else " (what it made is gone; delete the folder to train anew)"
+        display(0, "", enabled=False).message(f"finished already: {folder}{gone}")
         return summary
 
     from zoo.build import check, make_accelerator, output_folder
@@ -70,6 +71,8 @@ def run(config: RunConfig) -> dict[str, Any]:
 
 def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] | None:
     """The summary of a finished run in this folder, or None.
+
+    One whose policy is gone is none where a checkpoint is left, whose resume writes it again.
 
     Raises:
         ConfigError: the folder holds a run of another configuration, one made from files or code
@@ -112,8 +115,16 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
                     f"{summary} is not of this run: its {key} is {facts.get(key)!r}, not "
                     f"{value!r}. {anew}"
                 )
+        if not _made(folder) and any(folder.glob("checkpoints/step_*")):
+            return None
         return facts
     return None
+
+
+def _made(folder: Path) -> bool:
+    """Whether the weights that a finished run saved at its end are still there."""
+    found = {path.parent.name for path in folder.glob("*/*.safetensors")}
+    return any(name != "best" and not name.startswith(".") for name in found)
 
 
 def _facts(path: Path, way_out: str) -> dict[str, Any]:
@@ -143,8 +154,13 @@ def _train(
     from zoo.train.loop import train
     from zoo.train.session import Session
 
+    place = folder / "checkpoints"
+    if os.path.lexists(place) and not place.is_dir():  # also a link that leads nowhere
+        raise ConfigError(
+            f"{place} is no folder, so no checkpoint could be written. Delete what is in its place."
+        )
     checkpoint, refused = last_good_checkpoint(
-        folder / "checkpoints",
+        place,
         identity,
         config.seed,
         lambda manifest: offsets_problem(folder, manifest),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
 from zoo.models.loading import cache_folder
 from zoo.models.lora import load_trained_state, trained_state
-from zoo.rewards.score import FAILED
+from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
@@ -42,6 +43,9 @@ from zoo.train.probe import Peaks, probe
 from zoo.train.progress import Progress
 from zoo.train.summary import summarize
 from zoo.train.update import Updated
+
+BEST = "best.json"  # in the run's folder and in best/: which step it is of
+KEPT = ".best.kept"  # the last checkpoint's best policy, once a later one is in best/
 
 
 class TrainingError(RuntimeError):
@@ -71,6 +75,7 @@ class Session:
         self._check_lock = check_lock
         self.progress = Progress()
         self._saved: list[int] = []  # the steps that have checkpoints
+        self._saved_best: dict[str, Any] | None = None  # of the last of them
         self.components: dict[str, dict[str, int]] = {}
         self._step_seconds = 0.0
         self._version = 0  # of the policy at the step's start: its updates
@@ -79,12 +84,13 @@ class Session:
         for role in run.trainables:
             if role != "policy":
                 self._costs[role] = ModelCost.of(getattr(run.models, role))
-        if (scorer := getattr(run.config.reward, "module", None)) is not None:
+        if (scorer := module_of(run.config.reward)) is not None:
             self._costs["scorer"] = ModelCost.of(scorer)
         if checkpoint is not None:
             self._restore(checkpoint)
         elif run.presampled is not None:
             self._count_presampled()
+        self._check_best()
 
     # what the loop asks ----------------------------------------------------------------------
 
@@ -134,6 +140,7 @@ class Session:
         """
         progress, train = self.progress, self.run.config.train
         progress.updates += 1
+        progress.idle_updates += done.idle
         if done.applied:
             progress.bad_updates = 0
             progress.tokens_trained += done.tokens
@@ -165,7 +172,8 @@ class Session:
         """One line of metrics, and some completions to read."""
         progress, run = self.progress, self.run
         seen = sampled.pool.over_processes()
-        metrics = reward_metrics(seen)
+        rewards = [reward for part in gathered(sampled.rewards) for reward in part]
+        metrics = reward_metrics(seen, rewards, progress.reasons)
         metrics |= value_metrics(pool.means())
         counts = {
             "tokens/prompt": sampled.tokens_prompt,
@@ -217,9 +225,12 @@ class Session:
         reached = self.progress.decay_from is not None
         if stop.metric and heldout and not reached and step % stop.every == 0:
             with self.run.timer("evaluate"), self._quietly(), self.interrupt.at_once():
-                value = self.run.evaluator.greedy_accuracy(heldout, stop.problems)
-            self.recorder.display.accuracy(value)
-            if value >= stop.value:
+                value, unscored = self.run.evaluator.greedy_accuracy(heldout, stop.problems)
+            if unscored:
+                self.recorder.warning("unscored", unscored)
+            if value is not None:
+                self.recorder.display.accuracy(value)
+            if value is not None and value >= stop.value:
                 self.progress.decay_from = self.progress.updates
                 last = min(step + stop.decay_steps, self.run.config.train.steps)
                 self.progress.stop_step = last
@@ -254,6 +265,8 @@ class Session:
         for result in results:
             self.recorder.evaluation(step, {**result.record, **common})
             self.recorder.eval_samples(step, result.samples)
+            if result.unscored:
+                self.recorder.warning("unscored", result.unscored)
         self._keep_best(results)
 
     @contextmanager
@@ -291,15 +304,26 @@ class Session:
             self.progress.best = {"step": self.progress.step, "metric": name, "value": value}
             self._save("best")
             if is_main():
-                write_json(self.folder / "best.json", self.progress.best)
+                write_json(self.folder / BEST, self.progress.best)
 
     def _save(self, name: str) -> None:
-        """What the run makes, as a transformers folder; the old one stays until it is whole."""
+        """What the run makes, as a transformers folder; the old one stays until it is whole.
+
+        The best policy of the last checkpoint stays until the next one: whoever resumes from it
+        goes back to that one.
+        """
         if is_main():
             temporary, target = self.folder / f".{name}.tmp", self.folder / name
             try:
                 remove(temporary)
+                if self.run.policy is None and self.progress.evaluated_at != self.progress.step:
+                    self.run.made.forget()  # what an evaluation said was of earlier weights
                 self.run.save(temporary)
+                if name == "best":
+                    write_json(temporary / BEST, self.progress.best or {})
+                    if self._saved_best is not None and _best_in(target) == self._saved_best:
+                        remove(self.folder / KEPT)
+                        target.rename(self.folder / KEPT)
                 remove(target)
                 temporary.rename(target)
             except (OSError, RuntimeError, SafetensorError) as error:
@@ -349,6 +373,10 @@ class Session:
                 )
             barrier()
         self._saved = [*(s for s in self._saved if s < self.progress.step), self.progress.step]
+        self._saved_best = self.progress.best
+        if is_main():
+            with suppress(OSError):  # what may not be removed harms nobody
+                remove(self.folder / KEPT)
 
     def _check_weights(self) -> None:
         for name, trainable in self.run.trainables.items():
@@ -386,9 +414,12 @@ class Session:
                 f"now {run.reward_hash}): the reward model at reward.path changed. Restore it, or "
                 "start anew with resume=never in another output folder."
             )
-        rows = getattr(run.source, "content_hash", None)  # None: they are sampled as it goes
-        if state["source"].get("content_hash", rows) != rows:
-            why = "the training data, or the code that makes them, changed"
+        rows = run.source.content_hash
+        if state["source"].get("content_hash", rows) != rows:  # older versions kept none
+            why = (
+                "the training data, or the code that makes them, changed, or they come in another "
+                "order, as what is taken from a set does"
+            )
             if run.presampled is not None:
                 why = (
                     f"the pairs or labels sampled for it are gone from {cache_folder() / 'pairs'} "
@@ -411,20 +442,35 @@ class Session:
         run.models.state = dict(state["algorithm"])
         if run.engine is not None:
             run.engine.sync(run.policy)
-        self._check_best()
 
     def _check_best(self) -> None:
-        """Seek the best policy anew where the folder of the one so far is gone or damaged."""
-        best, target = self.progress.best, self.folder / "best"
-        if best and not from_main(_has_weights(target)):
+        """Keep the best policy so far; one of steps that were thrown away makes room for it.
+
+        Where it is gone or damaged the best is sought anew.
+        """
+        best, target, kept = self.progress.best, self.folder / "best", self.folder / KEPT
+        places = (target, kept) if best and is_main() else ()
+        there = from_main(next((place for place in places if _best_in(place) == best), None))
+        if best and there is None:
             self.recorder.warning(
                 "best_gone",
                 f"{target}, the best policy so far ({best['metric']} {best['value']:.4g} at step "
                 f"{best['step']}), is gone or damaged: the best from here on is kept in its place.",
             )
             self.progress.best = None
-            if is_main():
-                remove(self.folder / "best.json")
+        self._saved_best = self.progress.best
+        if not is_main():
+            return
+        if there != target:
+            remove(target)
+        if there == kept:
+            kept.rename(target)
+        remove(kept)
+        remove(self.folder / ".best.tmp")  # half written, or of steps that were thrown away
+        if there:
+            write_json(self.folder / BEST, best or {})
+        else:
+            remove(self.folder / BEST)
 
     def _count_presampled(self) -> None:
         """Own samples that became pairs cost what they cost, in this run's budget."""
@@ -509,9 +555,10 @@ class Session:
         words.append(f"{summary['steps']} steps in {seconds:.0f} s of training")
         judged = "held-out " if len(words) > 1 else ""
         table = f"{text(summary['memory'])}\n" if "memory" in summary else ""
-        refused = summary["skipped_updates"]
-        if summary["steps"] and refused == summary["updates"]:
+        refused, idle = self.progress.skipped_updates, self.progress.idle_updates
+        if summary["steps"] and refused + idle == summary["updates"]:
             why = f"all {refused} were refused" if refused else "no step carried a signal"
+            why = f"{refused} were refused, {idle} without a signal" if refused and idle else why
             judged = f"without one update of the weights ({why}), {judged}"
         return f"finished: {judged}{', '.join(words)}\n{table}{self.folder}"
 
@@ -529,7 +576,7 @@ class Session:
             self.recorder.warning(
                 "reward_timeout", f"{timeouts:.0%} of the verdicts ran into their time limit."
             )
-        failed = metrics.get(f"reason/{FAILED}", 0.0)
+        failed = metrics.get("reward/failed", 0.0)
         if failed:
             self.recorder.warning(
                 "reward_failed",
@@ -543,10 +590,22 @@ class Session:
                 f"the reward could not score {abstained:.0%} of the completions, which are left "
                 "out of training. Read their reasons in rollouts.jsonl.",
             )
-        if metrics.get("empty_batch"):
+        idle = [value for name, value in metrics.items() if name.startswith("idle_updates/")]
+        if metrics.get("empty_batch") or (idle and min(idle) == 1):
             self.recorder.warning(
-                "empty_batch", "no group carried a signal, so the step made no update."
+                "empty_batch", "no group carried a signal, so the step changed no weights."
             )
+
+
+def _best_in(folder: Path) -> dict[str, Any] | None:
+    """Which best policy is in a folder; None where its weights, or that, cannot be read."""
+    # Older versions told it only beside the folder.
+    file = next((p for p in (folder / BEST, folder.parent / BEST) if p.exists()), None)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and _has_weights(folder) else None
 
 
 def _has_weights(folder: Path) -> bool:

@@ -25,6 +25,7 @@ class Updated:
     applied: bool  # False: refused because something was not finite
     reason: str  # of the refusal
     tokens: int  # trained tokens of all processes
+    idle: bool = False  # every gradient was 0, so that no weight moved
     metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
 
 
@@ -76,20 +77,26 @@ def update(
             bad = bad or f"the gradient norm of the {name} is {norms[name]}"
     # One process's bad loss is every process's: all must refuse together.
     bad = next((reason for reason in gathered(bad) if reason), "")
+    idle = {name: norms[name] == 0 and not step_on_zero_gradient for name in trainables}
     for name, trainable in trainables.items():
         if not bad:
-            idle = norms[name] == 0 and not step_on_zero_gradient
-            if not idle:
+            if not idle[name]:
                 trainable.optimizer.step()
             pool.add(f"grad_norm/{name}", norms[name])
-            pool.add(f"idle_updates/{name}", float(idle))
+            pool.add(f"idle_updates/{name}", float(idle[name]))
         trainable.optimizer.zero_grad(set_to_none=True)
     seen = Pool()
     if not bad:
         for name, total in _sums(local):
             pool.add(name, *total)
             seen.add(name, *total)
-    return Updated(applied=not bad, reason=bad, tokens=scale.tokens, metrics=seen.means())
+    return Updated(
+        applied=not bad,
+        reason=bad,
+        tokens=scale.tokens,
+        idle=not bad and all(idle.values()),
+        metrics=seen.means(),
+    )
 
 
 def _with_advantage(batch: Batch, budget: int, coupled: bool, pool: Pool) -> list[Batch]:
