@@ -327,6 +327,7 @@ def test_a_module_that_something_without_a_name_is_missing_for_is_told_with_its_
 OUTPUTS = [
     ("zoo --help >/dev/full", 1, "zoo: error standard output cannot be written: [Errno 28]"),
     ("zoo --version >/dev/full", 1, "zoo: error standard output cannot be written: [Errno 28]"),
+    ("zoo report --help >/dev/full", 1, "zoo: error standard output cannot be written: [Errno"),
     ("zoo --help >&-", 0, ""),
     ("zoo nonsense 2>&-", 2, ""),
     ("zoo nonsense 2>/dev/full", 2, ""),

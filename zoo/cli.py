@@ -57,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     out, err = Courtesy(sys.stdout), Courtesy(sys.stderr)
     with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
-        status = _main(arguments)
+        try:
+            status = _main(arguments)
+        except SystemExit as left:  # a subcommand's --help
+            if isinstance(left.code, str):
+                raise
+            status = left.code or 0
         out.flush()
         err.flush()
         if out.failed is None or status != 0:

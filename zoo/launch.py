@@ -233,7 +233,8 @@ def sweep(
 
 def _output() -> TextIO | None:
     """Standard output, which the jobs outlive: its reader may leave, its disk be full."""
-    return None if sys.stdout is None else cast(TextIO, Courtesy(sys.stdout))
+    stream: Any = sys.stdout
+    return stream if stream is None or isinstance(stream, Courtesy) else Courtesy(stream)  # pyright: ignore
 
 
 def _compare(folders: Sequence[Path], console: Console) -> None:

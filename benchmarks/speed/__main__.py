@@ -114,6 +114,8 @@ def _held_before(name: str, records: dict[str, Any], options: argparse.Namespace
         return False
     if contest is None or options.no_peers or not contest.peers:
         return True
+    if records[name].get("search_of", "") not in ("", contest.searched):
+        return False
     return set(contest.sides) <= set(records[name]["contenders"])
 
 

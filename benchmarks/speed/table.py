@@ -98,6 +98,7 @@ def _gap(workload: str) -> Callable[[dict[str, Any]], float]:
     return lambda record: record["parity"][workload]["absolute"]
 
 
+LABEL = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
 VOCABULARY = "growth of the vocabulary's share of the peak with twice the tokens"
 BARS = (
     Bar(
@@ -519,7 +520,7 @@ def _chart(bars: Sequence[Judged], path: Path) -> None:
     axes.plot(aims, range(len(shown)), "k|", markersize=12, label="aim")
     axes.axvline(1, color="black", linewidth=1)
     for index, bar in enumerate(shown):
-        axes.text(0.01, index, _number(bar.ratio), va="center", fontsize=8, color="white")
+        axes.text(0.02, index, _number(bar.ratio), va="center", fontsize=8, bbox=LABEL)
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("how far past what it must be (1: just met); in the bar what was measured")

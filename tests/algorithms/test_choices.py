@@ -290,6 +290,16 @@ def test_needs_that_cannot_be_are_refused_before_anything_loads(made: Any, found
     assert str(caught.value).startswith("algorithm=mine") and found in str(caught.value)
 
 
+class Keeps(GRPO):
+    """Has a state."""
+
+    def initial_state(self) -> dict[str, float]:
+        return {"t": 0}
+
+    def next_state(self, state: Any, metrics: Any) -> dict[str, float]:
+        return {"t": state["t"] + 1}
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -300,16 +310,22 @@ def test_needs_that_cannot_be_are_refused_before_anything_loads(made: Any, found
 def test_state_is_finite_numbers_by_name(state: Any) -> None:
     for verb in ("initial_state", "next_state"):
         with pytest.raises(ConfigError) as caught:
-            checked_state(GRPO(), state, verb)
+            checked_state(Keeps(), state, verb)
         assert f"algorithm=grpo: {verb} must return finite numbers by name" in str(caught.value)
-    assert checked_state(GRPO(), {"kl_coef": 0.1, "n": 3}, "next_state") == {"kl_coef": 0.1, "n": 3}
+    found = checked_state(Keeps(), {"kl_coef": 0.1, "n": 3}, "next_state")
+    assert found == {"kl_coef": 0.1, "n": 3}
 
 
 def test_a_state_of_each_process_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.algorithms.base.gathered", lambda mine: [mine, {"t": 2}])
     with pytest.raises(ConfigError, match=r"next_state returned another .*1 \{'t': 2\}\), so"):
-        checked_state(GRPO(), {"t": 1}, "next_state")
-    assert checked_state(GRPO(), {"t": 2}, "next_state") == {"t": 2}
+        checked_state(Keeps(), {"t": 1}, "next_state")
+    assert checked_state(Keeps(), {"t": 2}, "next_state") == {"t": 2}
+    assert checked_state(GRPO(), {}, "next_state") == {}  # no state of its own: nothing to gather
+    # What is unfit on one process alone is refused on all, after the exchange
+    monkeypatch.setattr("zoo.algorithms.base.gathered", lambda mine: [mine, "{'t': nan}"])
+    with pytest.raises(ConfigError, match=r"finite numbers by name, got \{'t': nan\}"):
+        checked_state(Keeps(), {"t": 1}, "next_state")
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0])

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -212,6 +213,14 @@ def test_prompts_that_differ_in_another_column_are_kept_and_said(tmp_path):
     )
 
 
+def test_columns_that_no_two_rows_share_keep_no_repeated_prompt(tmp_path):
+    rows = [{"prompt": f"Q{i % 3}", "n": i, "level": i % 2} for i in range(12)]
+    with pytest.warns(UserWarning, match="left out 6 rows") as caught:
+        prompts = JSONL(path=write(tmp_path / "a.jsonl", rows), heldout=0.0).prompts()
+    assert [p.columns["n"] for p in prompts] == [0, 1, 2, 3, 4, 5]  # each with either level
+    assert "in 'level')" in str(caught[1].message)
+
+
 def test_prompts_of_one_id_are_one_whatever_their_columns():
     rows = [Prompt("a", text="Q", columns={"n": n}) for n in (1, 2)]
     with pytest.warns(LeftOut, match="^rows: left out 1 rows that repeat an earlier one.$"):
@@ -300,6 +309,18 @@ def test_the_split_by_content_parts_no_prompts_that_read_alike(tmp_path):
     trained, judged = ({p.messages[0]["content"].strip() for p in side} for side in sides)
     assert len(trained) + len(judged) == 60 and not trained & judged
     assert sum(map(len, sides)) == 180
+
+
+def test_the_side_of_a_prompt_is_that_of_the_hash_of_its_text(tmp_path):
+    def held(text):
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64 < 0.5
+
+    texts = [f"First line {i}.\n\nSecond  line." for i in range(40)]
+    rows = [{"prompt": text, "answer": "1"} for text in texts]
+    data = JSONL(path=write(tmp_path / "a.jsonl", rows), heldout=0.5)
+    judged = {p.messages[0]["content"] for p in data.evaluation_sets()[0].prompts}
+    assert judged == {text for text in texts if held(text)}
 
 
 def test_a_heldout_file_without_the_answers_of_the_training_file_is_refused(tmp_path):

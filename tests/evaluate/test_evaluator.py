@@ -217,6 +217,17 @@ def test_a_record_has_at_most_so_many_reasons() -> None:
     assert sum(reasons.values()) == pytest.approx(1)
 
 
+def test_a_reason_of_blanks_is_none() -> None:
+    class Blank:
+        def __call__(self, prompts, completions) -> RewardOutput:
+            return RewardOutput([0.0] * len(prompts), {}, [" \n"] * len(prompts))
+
+    found = TokenizedSet("heldout", "accuracy", problems(1), Blank())
+    engine = Scripted([["a", "b"]], ["no"])
+    (result,) = evaluator(engine, [found], samples=2, pass_k=[1]).evaluate(None)  # pyright: ignore
+    assert result.record["reasons"] == {}
+
+
 def test_without_samples_and_greedy_answers_texts_alone_are_judged() -> None:
     sets = [
         TokenizedSet("heldout", "accuracy", problems(2), IsYes()),

@@ -102,7 +102,8 @@ def test_a_record_that_lacks_a_side_or_was_disturbed_is_held_again() -> None:
     busy = whole | {"judged": False}
     options = argparse.Namespace(no_peers=False, anyway=False)
     lax = argparse.Namespace(no_peers=True, anyway=True)
-    for found, wanted in ((whole, True), (alone, False), (busy, False)):
+    borrowed = whole | {"search_of": "grpo-W2-fixed"}  # another algorithm's
+    for found, wanted in ((whole, True), (alone, False), (busy, False), (borrowed, False)):
         assert _held_before("grpo-W1-fixed", {"grpo-W1-fixed": found}, options) == wanted
         assert _held_before("grpo-W1-fixed", {"grpo-W1-fixed": found}, lax)
     assert not _held_before("grpo-W1-fixed", {}, lax)

@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -621,14 +622,30 @@ def test_rows_that_do_not_fail_are_compared_with_each_other():
     assert [reason is FAILED for reason in output.reasons] == [False, True, False, False, True]
 
 
-def test_rows_that_fail_only_together_are_left_unscored():
+def test_rows_that_fail_only_together_are_left_unscored_and_not_asked_again():
+    asked = []
+
     def fn(completions):
+        asked.append(len(completions))
         assert len(completions) == 1
         return [1.0]
 
     with pytest.warns(UserWarning, match=r"reward fn fails on rows together .*all 3 of the round"):
         output = ask(Function(fn), *rows_of("abc"), Patience(None, OnError.abstain))
     assert output.total == [None] * 3 and failures(output) == 3
+    assert asked == [3, 1, 1, 1]
+
+
+def test_a_round_that_is_late_as_a_whole_costs_no_second_deadline():
+    def slow(completions):
+        time.sleep(0.4 * len(completions))
+        return [1.0] * len(completions)
+
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="together that do not fail alone"):
+        output = ask(Function(slow), *rows_of("abc"), Patience(1.0, OnError.abstain))
+    assert output.total == [None] * 3
+    assert time.monotonic() - began < 2.9  # 1 of the round and 1.2 of its rows; no third second
 
 
 def stranger(**attributes):

@@ -27,7 +27,13 @@ from zoo.data.fitting import context_of
 from zoo.models.policy import Policy
 from zoo.models.twin import Casts, Twin
 from zoo.rollout import lean, sampler
-from zoo.rollout.decoding import BlockCache, BlockDecoding, PlainDecoding, WholeDecoding
+from zoo.rollout.decoding import (
+    BlockCache,
+    BlockDecoding,
+    PlainDecoding,
+    WholeDecoding,
+    last_logits,
+)
 from zoo.rollout.engine import Sampling
 from zoo.rollout.graphs import GraphDecoding
 from zoo.rollout.lean import LeanDecoding
@@ -172,6 +178,10 @@ def test_what_no_cache_fits_reads_its_texts_whole(name: str, fast: bool) -> None
     assert list(built._kinds.values()) == [WholeDecoding]
     assert [c.token_ids for c in flat(again)] == [c.token_ids for c in flat(found)]
     assert len({len(c.token_ids) for c in flat(found)}) > 2
+    built = engine(policy, fast=fast, max_rows=6)  # two prompts at a time
+    with pytest.warns(UserWarning, match="cannot decode"):
+        few = built.generate(PROMPTS, KEYS, 3, Sampling(1.0, 12, (7, 9), seed=(1,)))
+    assert [c.token_ids for c in flat(few)] == [c.token_ids for c in flat(found)]
     for prompt, group in zip(PROMPTS, found, strict=True):
         for one in group:
             ids = torch.tensor([[*prompt, *one.token_ids]])
@@ -179,6 +189,29 @@ def test_what_no_cache_fits_reads_its_texts_whole(name: str, fast: bool) -> None
                 logits = policy.model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
             wanted = logits[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
             assert one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_rounded_products_are_no_reason_to_read_texts_whole() -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        built = engine(Policy(llama()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            built.generate(PROMPTS, KEYS, 1, Sampling(1.0, 2, ()))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert list(built._kinds.values()) == [LeanDecoding]
+
+
+def test_whole_texts_are_read_for_their_last_logits_alone() -> None:
+    model, sizes = llama(), []
+    head: Any = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, given, made: sizes.append(made.shape[1]))
+    found = last_logits(model, [[1, 2, 3], [4], [5, 6, 7]])
+    assert sizes == [1, 1]
+    for row, ids in zip(found, ([1, 2, 3], [4], [5, 6, 7]), strict=True):
+        wanted = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(row, wanted, rtol=0, atol=1e-5)
 
 
 def test_where_positions_would_depend_on_other_rows_a_text_is_too_long() -> None:

@@ -162,11 +162,13 @@ def test_the_content_hash_is_of_all_prompts_in_their_order() -> None:
         (Prompt("a", token_ids=(1, 2, 3)), Prompt("b", token_ids=())),  # the same tokens in a row
         (one, Prompt("b", token_ids=(3,), columns={"answer": "4"})),
         (one, Prompt("b", token_ids=(3,), columns={"answer": "5"})),
+        (one, Prompt("b", token_ids=(3,), columns={"tests": [{"in": [1], "out": None}]})),
+        (one, Prompt("b", token_ids=(3,), columns={"tests": [{"in": [2], "out": None}]})),
     ]
     assert len({made(*prompts) for prompts in sets}) == len(sets)
     # an object of somebody's reads otherwise in each process
-    with_objects = [Prompt("a", columns={"x": object()}) for _ in range(2)]
-    assert made(with_objects[0]) == made(with_objects[1])
+    for held in (object, lambda: [object()], lambda: {"x": object()}):
+        assert made(Prompt("a", columns={"x": held()})) == made(Prompt("a", columns={"x": held()}))
 
 
 def test_every_place_has_its_own_draws() -> None:

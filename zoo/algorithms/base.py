@@ -147,13 +147,17 @@ def checked_state(algorithm: Algorithm, state: Any, verb: str) -> dict[str, floa
         ConfigError: no finite numbers by name, so that no checkpoint or metric could hold them, or
             other numbers on another process.
     """
+    if getattr(type(algorithm), verb) is getattr(Algorithm, verb):  # nothing of its own
+        return state
     named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
-    if not named or not all(_is_finite(value) for value in state.values()):
+    fit = named and all(_is_finite(value) for value in state.values())
+    # Gathered before any is refused: a process that ended here would leave the others waiting
+    states = gathered(state if fit else f"{state!r:.80}")
+    for unfit in (one for one in states if isinstance(one, str)):
         raise ConfigError(
-            f"{called(algorithm)}: {verb} must return finite numbers by name, got {state!r:.80}. "
+            f"{called(algorithm)}: {verb} must return finite numbers by name, got {unfit}. "
             'Return, for example, {"kl_coef": 0.1}, or {} for none.'
         )
-    states = gathered(state)
     if any(other != states[0] for other in states):
         told = ", ".join(f"rank {i} {one!r:.80}" for i, one in enumerate(states))
         raise ConfigError(

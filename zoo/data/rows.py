@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ import re
 import unicodedata
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -741,6 +742,21 @@ def reading_of(prompt: Prompt) -> str:
     return "\x1f".join(" ".join(unicodedata.normalize("NFC", turn).split()) for turn in turns)
 
 
+def side_digests(prompts: Sequence[Prompt]) -> list[bytes]:
+    """What decides on which side of a split each prompt falls: 8 bytes of a hash of its text.
+
+    Prompts that read alike fall on one side, that of the least of their texts.
+    """
+    least: dict[str, str] = {}
+    for prompt in prompts:
+        reading, text = reading_of(prompt), content_of(prompt)
+        least[reading] = min(least.get(reading, text), text)
+    return [
+        hashlib.blake2b(least[reading_of(prompt)].encode(), digest_size=8).digest()
+        for prompt in prompts
+    ]
+
+
 def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> list[Prompt]:
     """The training prompts that no reader takes for held-out ones; those left out are said."""
     judged = {reading_of(prompt) for prompt in heldout}
@@ -763,21 +779,27 @@ def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> 
     """The items without those that say what an earlier one says; what is left out is said.
 
     A prompt with the answer of an earlier one, where it has any, and another value in another
-    column stays: a reward may read that column.
+    column stays: a reward may read that column. Columns that no two rows share, such as numbers of
+    rows, tell nothing.
     """
     found: dict[str, tuple[T, set[str]]] = {}  # the first of each, and the columns of all
     kept: list[T] = []
     others, apart = [], []
+    telling: set[str] | None = None
     for item in items:
-        first, seen = found.setdefault(key(item), (item, set()))
-        if first is item:
+        name = key(item)
+        if name not in found:
+            found[name] = (item, set())
             kept.append(item)
-        elif isinstance(item, Prompt) and isinstance(first, Prompt):
+            continue
+        first, seen = found[name]
+        if isinstance(item, Prompt) and isinstance(first, Prompt):
+            telling = _shared_columns(items) if telling is None else telling
             answer, before = (one.columns.get("answer") for one in (item, first))
-            seen.add(_columns_of(first))
+            seen.add(_columns_of(first, telling))
             if answer != before:
                 others.append(f"{item.id} says {answer!r:.40} and {first.id} {before!r:.40}")
-            elif item.id != first.id and (columns := _columns_of(item)) not in seen:
+            elif item.id != first.id and (columns := _columns_of(item, telling)) not in seen:
                 seen.add(columns)
                 kept.append(item)
                 apart.append((item, first))
@@ -792,8 +814,9 @@ def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> 
         )
     if apart:
         item, first = apart[0]
-        values = [{k: repr(v) for k, v in one.columns.items() if v is not None} for one in apart[0]]
-        name, _ = min(values[0].items() ^ values[1].items())
+        name = min(
+            name for name in telling or () if item.columns.get(name) != first.columns.get(name)
+        )
         warnings.warn(
             f"{source}: {len(apart)} prompts repeat an earlier one and differ from it in another "
             f"column (the first: {item.id} and {first.id} in {name!r}). They are kept, as a reward "
@@ -804,5 +827,18 @@ def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> 
     return kept
 
 
-def _columns_of(prompt: Prompt) -> str:
-    return repr(sorted((k, v) for k, v in prompt.columns.items() if v is not None))
+def _columns_of(prompt: Prompt, names: set[str]) -> str:
+    return repr(sorted((k, v) for k, v in prompt.columns.items() if v is not None and k in names))
+
+
+def _shared_columns(items: Sequence[Any]) -> set[str]:
+    """The columns in which some rows have the same value."""
+    seen: set[tuple[str, str]] = set()
+    shared: set[str] = set()
+    for item in items:
+        for name, value in item.columns.items():
+            if name not in shared:
+                told = (name, repr(value))
+                shared |= {name} if told in seen else set()
+                seen.add(told)
+    return shared

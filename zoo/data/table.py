@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from typing import Any
 
@@ -17,7 +16,7 @@ from zoo.data.rows import (
     Ranking,
     Reader,
     content_of,
-    reading_of,
+    side_digests,
     without_duplicates,
 )
 from zoo.rewards.math import STYLES
@@ -123,14 +122,13 @@ def evaluation_sets(heldout: tuple[Prompt, ...]) -> list[EvaluationSet]:
 def split_by_content(
     prompts: tuple[Prompt, ...], share: float
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Train and held out; a prompt's side depends on nothing but how it reads.
+    """Train and held out; a prompt's side depends on nothing but what it says.
 
     Raises:
         ConfigError: one side would be empty.
     """
     sides: tuple[list[Prompt], list[Prompt]] = ([], [])
-    for prompt in prompts:
-        digest = hashlib.blake2b(reading_of(prompt).encode(), digest_size=8).digest()
+    for prompt, digest in zip(prompts, side_digests(prompts), strict=True):
         sides[int.from_bytes(digest, "big") / 2**64 < share].append(prompt)
     if not sides[0] or (share > 0 and not sides[1]):
         raise ConfigError(
@@ -171,7 +169,7 @@ def _report_repeated_prompts(rows: list[Any], reader: Reader) -> None:
         prompt, replies = row.prompt, _replies(row)
         asked = prompt.messages[-1]["content"] if prompt.messages else prompt.text or ""
         asked = asked.removesuffix(f"\n\n{reader.instruction}").strip()
-        if asked and all(reply.lstrip().startswith(asked) for reply in replies):
+        if asked and replies and all(reply.lstrip().startswith(asked) for reply in replies):
             repeating.append(prompt.id)
     if len(repeating) > len(rows) / 2:
         warnings.warn(

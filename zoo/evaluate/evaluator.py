@@ -290,7 +290,8 @@ def _summary(rows: list[dict[str, Any]], pass_k: Sequence[int], samples: int) ->
     outcomes = [[x or 0 for x in row["outcomes"] if accuracy is not None] for row in rows]
     lengths = [x for row in rows for x in row.get("lengths", [])]
     cut = [x for row in rows for x in row.get("truncated", [])]
-    found = Counter(reason_name(reason) for row in rows for reason in row["reasons"] if reason)
+    named = (reason_name(reason) for row in rows for reason in row["reasons"] if reason)
+    found = Counter(name for name in named if name)
     reasons = dict(found.most_common(REASONS))
     if other := found.total() - sum(reasons.values()):
         reasons["other"] = reasons.get("other", 0) + other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from zoo.batch import Batch
 from zoo.config import ConfigError
-from zoo.data.rows import content_of
+from zoo.data.rows import side_digests
 from zoo.data.source import Group
 from zoo.distributed import gathered, rank, world_size
 from zoo.evaluate.evaluator import Evaluated, Progress, prompt_text
@@ -162,8 +161,8 @@ def held_out(groups: Sequence[Group], share: float) -> tuple[list[Group], list[G
     Raises:
         ConfigError: nothing would be left to train on.
     """
-    places = {content_of(group.prompt): 0 for group in groups}
-    by_hash = sorted(places, key=lambda c: hashlib.blake2b(c.encode(), digest_size=8).digest())
+    digests = side_digests([group.prompt for group in groups])
+    by_hash = sorted(set(digests))
     judged = set(by_hash[: math.ceil(share * len(by_hash))])
     if len(judged) == len(by_hash):
         raise ConfigError(
@@ -171,6 +170,6 @@ def held_out(groups: Sequence[Group], share: float) -> tuple[list[Group], list[G
             "Give data with more prompts, or evaluate.heldout_pairs=0 to judge by none."
         )
     sides: tuple[list[Group], list[Group]] = ([], [])
-    for group in groups:
-        sides[content_of(group.prompt) in judged].append(group)
+    for group, digest in zip(groups, digests, strict=True):
+        sides[digest in judged].append(group)
     return sides

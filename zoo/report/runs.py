@@ -68,7 +68,7 @@ class Evaluation:
         return {int(k): float(v) for k, v in (self.record.get("pass@k") or {}).items()}
 
     def per_problem(self, measure: Measure, k: int | None = None) -> dict[str, float]:
-        """The measure of each problem by its id; problems that could not be scored are left out.
+        """The measure of each problem by its id; a verifier's abstention counts as not right.
 
         Empty where the record holds no outcomes.
         """

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.config import ConfigError, ModelConfig
+from zoo.data.fitting import context_of
 from zoo.data.rows import expanded
 from zoo.data.tokenize import encode_completions, stop_token_ids, tokenize_prompts
 from zoo.types import Completion, Prompt, RewardOutput
@@ -182,8 +183,7 @@ class Learned:
 
     def _limit(self) -> int | None:
         model, tokenizer, _ = self._parts
-        config = model.model.config.get_text_config()
-        own = getattr(config, "max_position_embeddings", None)
+        own = context_of(model.model)
         limits = [n for n in (self.max_length, own, tokenizer.model_max_length) if n]
         return int(min(limits)) if limits else None
 

@@ -205,19 +205,24 @@ class _Asked:
                     raise RewardError(self._told(failure, row)) from failure
         if stops:  # no row fails by itself: the failure comes from the rows together
             raise RewardError(self._told(error, None)) from error
-        return alone.without_the_others(good)
+        return alone.without_the_others(good, error)
 
-    def without_the_others(self, good: Sequence[int]) -> RewardOutput:
+    def without_the_others(self, good: Sequence[int], failure: BaseException) -> RewardOutput:
         """The scores of the rows that do not fail, and None for the others.
 
         What a row got alone is no score: it may have been compared with nothing but itself.
+
+        Args:
+            failure: of all rows together; where none fails alone they are not asked again.
         """
-        output = RewardOutput([])
+        output, fails = RewardOutput([]), len(good) == len(self.completions)
         try:
-            output = self.about(good) if good else output
-        except BaseException as failure:
-            if _goes_through(failure):
+            output = self.about(good) if good and not fails else output
+        except BaseException as another:
+            if _goes_through(another):
                 raise
+            failure, fails = another, True
+        if fails:
             warnings.warn(
                 f"reward {self.name} fails on rows together that do not fail alone "
                 f"({_brief(failure)}). What it gave them alone may be other scores, so all "

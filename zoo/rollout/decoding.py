@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -113,11 +113,13 @@ class WholeDecoding:
 def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
     """[R, V] logits after each row, rows of one length read together and without a cache."""
     found: dict[int, Tensor] = {}
+    # Of every position they would be the largest tensor there is
+    last = {"logits_to_keep": 1} if "logits_to_keep" in _arguments(model) else {}
     for length in sorted({len(row) for row in rows}):
         chosen = [i for i, row in enumerate(rows) if len(row) == length]
         ids = torch.tensor([list(rows[i]) for i in chosen], device=model.device)
-        made = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-        found |= dict(zip(chosen, made.logits[:, -1], strict=True))
+        made = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **last)
+        found |= dict(zip(chosen, made.logits[:, -1].clone(), strict=True))
     return torch.stack([found[i] for i in range(len(rows))])
 
 
@@ -351,5 +353,8 @@ def cache_tensors(cache: Any) -> list[Tensor]:
 
 def cache_argument(model: PreTrainedModel) -> str:
     """What the model's forward calls its cache: newer transformers renamed it."""
-    named = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in named else "past_key_values"
+    return "cache" if "cache" in _arguments(model) else "past_key_values"
+
+
+def _arguments(model: PreTrainedModel) -> Mapping[str, Any]:
+    return inspect.signature(model.forward).parameters

@@ -110,10 +110,19 @@ def prompts_hash(prompts: Iterable[Prompt]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for prompt in prompts:
         # Of the columns what is plain: other values need not read alike in another process.
-        plain = [(k, v) for k, v in prompt.columns.items() if isinstance(v, str | int | float)]
-        digest.update(repr((prompt.id, len(prompt.token_ids), sorted(plain))).encode())
+        plain = [(k, v) for k, v in prompt.columns.items() if _is_plain(v)]
+        plain.sort(key=lambda pair: pair[0])
+        digest.update(repr((prompt.id, len(prompt.token_ids), plain)).encode())
         digest.update(array("q", prompt.token_ids))
     return digest.hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    return value is None or isinstance(value, str | int | float)
 
 
 def check_same_rows(content_hash: str, what: str = "training rows") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zoo.algorithms.base import called, checked_batch, checked_state
 from zoo.batch import Batch
 from zoo.build import Run
+from zoo.config import ConfigError
 from zoo.distributed import gathered, rank
 from zoo.seeds import drawing_from, torch_generator
 from zoo.train.gradients import Gradients
@@ -89,6 +90,8 @@ def _enough(run: Run, metrics: Mapping[str, float]) -> bool:
     """The algorithm's own word, its mistakes told by their place."""
     try:
         return bool(run.algorithm.enough(metrics))
+    except ConfigError:
+        raise
     except Exception as error:
         raise RuntimeError(
             f"{called(run.algorithm)}: `enough` must return True or False for the metrics "

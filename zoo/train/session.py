@@ -172,9 +172,6 @@ class Session:
         """One line of metrics, and some completions to read."""
         progress, run = self.progress, self.run
         seen = sampled.pool.over_processes()
-        rewards = [reward for part in gathered(sampled.rewards) for reward in part]
-        metrics = reward_metrics(seen, rewards, progress.reasons)
-        metrics |= value_metrics(pool.means())
         counts = {
             "tokens/prompt": sampled.tokens_prompt,
             "tokens/generated": sampled.tokens_generated,
@@ -182,7 +179,11 @@ class Session:
             "completions": sampled.completions,
             "flops": step_flops(run, self._costs, sampled),
         }
-        counts = {name: sum(values) for name, values in _columns(gathered(counts)).items()}
+        parts = gathered((counts, sampled.rewards))
+        counts = {name: sum(values) for name, values in _columns([c for c, _ in parts]).items()}
+        rewards = [reward for _, part in parts for reward in part]
+        metrics = reward_metrics(seen, rewards, progress.reasons)
+        metrics |= value_metrics(pool.means())
         progress.tokens_generated += int(counts["tokens/generated"])
         progress.tokens_wasted += int(counts["tokens/wasted"])
         progress.completions += int(counts["completions"])
