@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = Place(
         cache_folder() / "speed", python_of(options.peers), older_of(options.peers), options.threads
     )
+    unknown = [name for name in options.only if name not in _names()]
+    if unknown:
+        return _refuse(f"no contest {unknown[0]!r}: there are {', '.join(_names())}.")
     if not place.peers.exists() and not options.no_peers:
         return _refuse(
             f"no TRL in {options.peers}: run `python -m benchmarks.speed.peers` first, or say "
             "--no-peers."
         )
-    unknown = [name for name in options.only if name not in _names()]
-    if unknown:
-        return _refuse(f"no contest {unknown[0]!r}: there are {', '.join(_names())}.")
     print(f"load average before: {', '.join(f'{x:.2f}' for x in os.getloadavg())}", flush=True)
     import torch
 

@@ -196,6 +196,12 @@ def test_numbers_that_cannot_be_are_refused(option: str, said: str, capsys: Any)
     assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
+def test_a_contest_that_is_none_is_named_with_those_there_are(capsys: Any, tmp_path: Path) -> None:
+    assert main(["--only", "grpo-w1-fixed", "--peers", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "no contest 'grpo-w1-fixed': there are checks, grpo-W1-fixed" in told
+
+
 @pytest.mark.parametrize("text", ['{"contest": "checks", "par', "[]", '{"contest": "checks"}'])
 def test_a_damaged_record_is_named_before_anything_starts(
     text: str, tmp_path: Path, capsys: Any
