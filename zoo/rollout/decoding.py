@@ -35,7 +35,7 @@ class PlainDecoding:
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, n: int) -> None:
         cache.batch_repeat_interleave(n)
         self.model = model
-        self.cache = cache
+        self.cache: Any = cache
         self.mask = mask.repeat_interleave(n, 0)
 
     def __enter__(self) -> PlainDecoding:
@@ -63,10 +63,10 @@ class PlainDecoding:
         return nullcontext()
 
     def join(self, cache: DynamicCache, mask: Tensor, n: int) -> None:
-        raise NotImplementedError("a row of transformers' own cache has the past of all others")
+        raise NotImplementedError("these rows start together")
 
 
-class WholeDecoding:
+class WholeDecoding(PlainDecoding):
     """No cache: every row's text is read again for each token, beside rows of its length alone.
 
     Slow and right for any causal model, states and positions of its own make included: nothing is
@@ -79,19 +79,12 @@ class WholeDecoding:
         n: samples of each prompt.
     """
 
-    joins = False
-
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], mask: Any, n: int
     ) -> None:
         self.model = model
-        self.cache: Any = None
+        self.cache = None
         self.rows = [list(prompt) for prompt in prompts for _ in range(n)]
-
-    def __enter__(self) -> WholeDecoding:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
 
     def step(self, tokens: Tensor) -> Tensor:
         """[R] newest tokens → [R, V] logits of the next ones."""
@@ -101,13 +94,7 @@ class WholeDecoding:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows only."""
-        self.rows = [list(self.rows[i]) for i in rows.tolist()]
-
-    def aside(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def join(self, cache: Any, mask: Any, n: int) -> None:
-        raise NotImplementedError("rows that read their text whole start together")
+        self.rows = [self.rows[i] for i in rows.tolist()]
 
 
 def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -81,7 +81,7 @@ class TorchEngine:
         return _Decoder(self, decode, pad_token_id)
 
 
-Way = type[PlainDecoding | BlockDecoding | WholeDecoding]
+Way = type[PlainDecoding | BlockDecoding]
 
 
 class _Decoder:
