@@ -747,14 +747,11 @@ def side_digests(prompts: Sequence[Prompt]) -> list[bytes]:
 
     Prompts that read alike fall on one side, that of the least of their texts.
     """
+    readings = [reading_of(prompt) for prompt in prompts]
     least: dict[str, str] = {}
-    for prompt in prompts:
-        reading, text = reading_of(prompt), content_of(prompt)
+    for reading, text in zip(readings, map(content_of, prompts), strict=True):
         least[reading] = min(least.get(reading, text), text)
-    return [
-        hashlib.blake2b(least[reading_of(prompt)].encode(), digest_size=8).digest()
-        for prompt in prompts
-    ]
+    return [hashlib.blake2b(least[one].encode(), digest_size=8).digest() for one in readings]
 
 
 def without_overlap(train: list[Prompt], heldout: list[Prompt], source: str) -> list[Prompt]:
