@@ -8,6 +8,7 @@ Contests are held one after the other, each with its record in OUT/records; thos
 are not held again (delete them to start anew), so the command goes on where it was stopped. The
 page, table and chart are made from all records. Other work on the machine makes it refuse, or
 with --anyway note that the figures are not to be judged; without it such a contest is held again.
+So is one with fewer steps than asked for, or whose record does not show that the work was the same.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ from benchmarks.speed.contests import (
     waited_until_quiet,
 )
 from benchmarks.speed.peers import OLDER, TRL, default_folder, older_of, python_of
-from benchmarks.speed.table import Judged, table, write
+from benchmarks.speed.records import check, check_search
+from benchmarks.speed.table import Judged, agreement, disturbed, not_best, table, uneven, write
 from benchmarks.speed.workloads import W1, W2, Workload, prepare
 from zoo.measure.files import write_text
 from zoo.measure.provenance import meta
 from zoo.models.loading import cache_folder
-
-FACTS = ("judged", "command", "commit", "dirty", "machine", "versions")  # of every record
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,13 +110,20 @@ def _needed(names: Sequence[str]) -> list[Workload]:
 def _held_before(name: str, records: dict[str, Any], options: argparse.Namespace) -> bool:
     """Whether there is a record that can be judged of all that were to take part."""
     contest = next((one for one in CONTESTS if one.name == name), None)
-    if name not in records or not (records[name]["judged"] or options.anyway):
+    record = records.get(name)
+    if record is None or (disturbed(record) and not options.anyway):
         return False
-    if contest is None or options.no_peers or not contest.peers:
+    if contest is None:
         return True
-    if records[name].get("search_of", "") not in ("", contest.searched):
+    if uneven(record, options.steps):
         return False
-    return set(contest.sides) <= set(records[name]["contenders"])
+    if options.no_peers or not contest.peers:
+        return True
+    if record.get("search_of", "") not in ("", contest.searched) or not_best(record):
+        return False
+    if any(same is None for _, _, same in agreement({name: record})):
+        return False
+    return set(contest.sides) <= set(record["contenders"])
 
 
 def _held(
@@ -145,20 +152,23 @@ def _read(folder: Path) -> dict[str, Any]:
     """The records of a folder, in the order of the contests.
 
     Raises:
-        ValueError: a record is damaged; it is named.
+        ValueError: a record or a search is damaged; file and field are named.
     """
     found = {}
     for name in _names():
-        path = folder / f"{name}.json"
-        if path.exists():
+        for path in (folder / f"{name}.json", folder / f"{name}.search.json"):
+            if not path.exists():
+                continue
             try:
-                found[name] = json.loads(path.read_text(encoding="utf-8"))
-                missing = [key for key in FACTS if key not in found[name]]
-                if missing:
-                    raise KeyError(missing[0])
-            except (ValueError, LookupError, TypeError) as error:
+                read = json.loads(path.read_text(encoding="utf-8"))
+                if path.suffixes == [".json"]:
+                    check(name, read)
+                    found[name] = read
+                else:
+                    check_search(read)
+            except (OSError, ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{path} is no record ({error}). Delete it to hold the contest again."
+                    f"{path} is no record ({error}). Delete it: the same command makes it again."
                 ) from error
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -22,11 +23,13 @@ from zoo.measure.files import write_text
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRL_SIDE = Path(__file__).with_name("trl_side.py")
 STEP_SECONDS = 900  # beyond, a worker counts as dead
+ENDING_SECONDS = 10  # that a worker which closed its channel has to end by itself
 BUSY = 0.15  # share of the machine that others may use
+ERROR = re.compile(r"(?i)error\b|exception|out of memory|killed|terminate called|aborted|\bfault")
 
 
 class Died(RuntimeError):
-    """A worker ended or did not answer; holds the end of what it said."""
+    """A worker ended or did not answer; tells how in its first line, then what it said last."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +139,23 @@ class Worker:
         stdout = self.process.stdout
         assert stdout is not None
         if not select.select([stdout], [], [], STEP_SECONDS)[0]:
-            raise Died(f"no answer in {STEP_SECONDS} s; {self._said()}")
+            raise Died(f"no answer in {STEP_SECONDS} s\n{self._said()}")
         line = stdout.readline()
         if not line:
             raise Died(self._said())
         return json.loads(line)
 
     def _said(self) -> str:
+        """How it ended, where it did by itself, and what it said."""
+        try:
+            status = self.process.wait(ENDING_SECONDS)
+            how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
+        except subprocess.TimeoutExpired:
+            how = "still running"
         self.process.kill()
         self.process.wait()
         self.errors.seek(0)
-        return self.errors.read()[-2000:].decode(errors="replace")
+        return f"{how}\n{self.errors.read()[-2000:].decode(errors='replace')}"
 
     def stop(self) -> None:
         self.process.kill()
@@ -173,7 +182,7 @@ def hold(
     """
     record: dict[str, Any] = {"contest": contest.name, "load": round(os.getloadavg()[0], 2)}
     record["search"] = []
-    if contest.searched in searched:
+    if searched.get(contest.searched, {}).get("search"):
         record["search_of"] = contest.searched
         record["search"] = searched[contest.searched]["search"]
     elif contest.peers:
@@ -244,12 +253,19 @@ def _tried(contender: Contender, contest: Contest, place: Place) -> dict[str, An
             worker.step()
             result["seconds"] = worker.step()["seconds"]
         except Died as problem:
-            result["error"] = str(problem).strip().splitlines()[-1][:200]
+            result["error"] = reason(str(problem))
         finally:
             if worker is not None:
                 worker.stop()
     print(f"    searched {contender.name}: {result['seconds']}", flush=True)
     return result
+
+
+def reason(problem: str) -> str:
+    """How a worker ended, and the last line that looks like an error, if one does."""
+    how, *said = problem.strip().splitlines()
+    errors = [line.strip() for line in said if ERROR.search(line)]
+    return ": ".join([how, *errors[-1:]])[:200]
 
 
 def _contenders(contest: Contest, search: Sequence[dict[str, Any]]) -> list[Contender]:

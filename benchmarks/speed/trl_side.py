@@ -15,7 +15,53 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torch
 from protocol import Turns, forget_peak, now, on_gpu, peak_bytes, score
+
+
+class Rewards(torch.nn.Module):
+    """`score` of the completions' texts, in the form of the reward model that TRL's PPO asks for.
+
+    Its backbone gives one value a token, all of a row alike, since TRL reads the last one's. Texts
+    are cut and decoded as zoo's are: up to the first end, without special tokens.
+    """
+
+    base_model_prefix = "model"
+
+    def __init__(self, tokenizer: Any, context: int) -> None:
+        super().__init__()
+        self.tokenizer, self.context = tokenizer, context
+        self.kept = self.decoded = 0
+
+    @property
+    def model(self) -> Any:
+        return self._backbone
+
+    def score(self, hidden: Any) -> Any:
+        return hidden
+
+    def counted(self) -> dict[str, int]:
+        """Tokens since the last call: up to the end of each text, and all that were sampled."""
+        found = {"tokens_generated": self.kept, "tokens_decoded": self.decoded}
+        self.kept = self.decoded = 0
+        return found
+
+    def _backbone(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
+        completions, real = input_ids[:, self.context :], attention_mask[:, self.context :].bool()
+        self.kept += int(real.sum())
+        self.decoded += real.numel()
+        rows = zip(completions, real, strict=True)
+        texts = [self._text(ids[mask].tolist()) for ids, mask in rows]
+        rewards = torch.tensor(score([], texts), device=input_ids.device)
+        hidden = rewards[:, None, None].expand(*input_ids.shape, 1)
+        return type("Output", (), {"hidden_states": (hidden,)})()
+
+    def _text(self, ids: list[int]) -> str:
+        end = self.tokenizer.eos_token_id
+        kept = ids[: ids.index(end)] if end in ids else ids
+        return self.tokenizer.decode(
+            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
 
 def main() -> None:
@@ -23,7 +69,6 @@ def main() -> None:
     turns = Turns()
     for folder in spec.get("before", ()):  # an older TRL, over the same torch
         sys.path.insert(0, folder)
-    import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -77,7 +122,9 @@ def main() -> None:
                 values = [self.logged[key] for key in keys if key in self.logged]
                 found[name] = float(values[0]) if values else None
             length = self.logged.get("completions/mean_length")
-            if length is not None:
+            if isinstance(rewards := getattr(self.trainer, "reward_model", None), Rewards):
+                found |= rewards.counted()
+            elif length is not None:
                 found["tokens_generated"] = round(float(length) * spec["rows_a_step"])
             return found
 
@@ -99,7 +146,6 @@ def main() -> None:
 
 
 def _versions() -> dict[str, str]:
-    import torch
     import transformers
     import trl
 
@@ -195,33 +241,16 @@ def _ppo(
     rows: list[dict[str, str]],
     common: dict[str, Any],
 ) -> Any:
-    """TRL 1.12's PPO. It always samples to the limit and cuts at the stop token afterwards."""
-    import torch
+    """TRL 1.12's PPO. It goes on until every row has ended, to the limit as good as always."""
     from datasets import Dataset
     from transformers import AutoModelForSequenceClassification
     from trl.experimental.ppo import PPOConfig, PPOTrainer
-
-    class Backbone(torch.nn.Module):
-        """A reward model that costs nothing: a share that depends on the tokens alone."""
-
-        def forward(self, input_ids: Any, **_: Any) -> Any:
-            shares = (input_ids.cumsum(1) % 8).to(torch.float32)[..., None] / 8
-            return type("Output", (), {"hidden_states": (shares,)})()
-
-    class Rewards(torch.nn.Module):
-        base_model_prefix = "model"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Backbone()
-
-        def score(self, hidden: Any) -> Any:
-            return hidden
 
     value = AutoModelForSequenceClassification.from_pretrained(
         spec["model"], num_labels=1, dtype=torch.bfloat16 if half else torch.float32
     )
     ids = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    context = max(map(len, ids))  # a step holds all prompts, padded on the left
     repeated = [{"input_ids": each} for each in ids for _ in range(spec["group_size"])]
     config = PPOConfig(
         **common,
@@ -237,8 +266,9 @@ def _ppo(
     )
     return PPOTrainer(
         args=config, processing_class=tokenizer, model=load(), ref_model=load(),
-        reward_model=Rewards(), value_model=value, train_dataset=Dataset.from_list(repeated),
-        eval_dataset=Dataset.from_list(repeated[:2]), callbacks=[step],
+        reward_model=Rewards(tokenizer, context), value_model=value,
+        train_dataset=Dataset.from_list(repeated), eval_dataset=Dataset.from_list(repeated[:2]),
+        callbacks=[step],
     )  # fmt: skip
 
 
