@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import yaml
 from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
 from zoo.compose import FOLDERS, GROUPS, compose
 from zoo.config import ConfigError, RunConfig
-from zoo.instantiate import config_hash, run_dir
+from zoo.instantiate import complete, config_hash, run_dir, structured
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -83,6 +84,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
         ["there is no setting", "Write +model.architecture.initializer_range=0.3"],
     ),
     (
+        "model=tiny_random model.architecture={model_type:mixtral,num_local_experts:2}",
+        ["has a setting", "Write +model.architecture={model_type:mixtral,num_local_experts:2}"],
+    ),
+    (
         "model=tiny_random model.architecture.hiden_size=32",
         ["Did you mean model.architecture.hidden_size=32?"],
     ),
@@ -121,6 +126,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("evaluate.best_metric=accuracy", ["'accuracy'", "heldout/accuracy"]),
     ("model.dtype=float8", ["'float8'", "float32, bfloat16"]),
     ("model.path=some/model", ["model.path and model.recipe", "model=hub"]),
+    ("model.recipe=my_start", ["model.recipe=my_start", "no such recipe", "Options: dapo, "]),
+    ("model.recipe=tiny_sfd", ["model.recipe=tiny_sfd", "Did you mean model.recipe=tiny_sft?"]),
+    ("-m model.recipe=tiny_sft,none", ["model.recipe=none", "In the job: model.recipe=none"]),
+    ("evaluate model=tiny model.recipe=no/such", ["model.recipe=no/such", "--config-dir DIR"]),
     ("model=hub", ["model.path is not set", "Add model.path="]),
     ("train.steps=${nowhere}", ["train.steps", "nowhere"]),
     ("algorithm.average=seqence", ["'seqence'", "Did you mean algorithm.average=sequence?"]),
@@ -154,8 +163,18 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("--resolve", ["--resolve", "--cfg job --resolve"]),
     ("--jobs 3", ["3", "Add -m"]),
     ("--config-name nobody", ["'nobody'", "'config'"]),
+    ("--config-name ../nobody", ["'../nobody'", "'config'"]),
+    ("--config-name no/body", ["'no/body'", "'config'"]),
     ("--config-dir nowhere algorithm=grpo", ["nowhere", "does not exist"]),
     ("hydra.searchpath=[/nowhere]", ["/nowhere", "does not exist"]),
+    ("hydra.searchpath=[pkg://nowhere]", ["'pkg://nowhere'", "is no package"]),
+    ("hydra.searchpath=[pkg://nowhere.conf]", ["'pkg://nowhere.conf'", "ModuleNotFoundError"]),
+    ("hydra.searchpath=[pkg://json.tool]", ["'pkg://json.tool'", "is no package"]),
+    ("hydra.searchpath=[pkg://json.tool.conf]", ["'pkg://json.tool.conf'", "ModuleNotFoundError"]),
+    ("hydra.searchpath=[pkg://.x]", ["'pkg://.x'", "ImportError"]),
+    ("hydra.searchpath=[pkg://]", ["'pkg://'", "is no package"]),
+    ("hydra.searchpath=[structured://nowhere]", ["'structured://nowhere'", "ModuleNotFoundError"]),
+    ("evaluate model=tiny_random hydra.searchpath=[pkg://nowhere]", ["'pkg://nowhere'"]),
     # words of other libraries
     ("num_generations=8", ["num_generations=8", "Did you mean rollout.group_size=8?"]),
     ("rollout.max_completion_length=9", ["Did you mean rollout.max_new_tokens=9?"]),
@@ -284,6 +303,28 @@ def test_mistake_gives_one_short_block(
         # lines are wrapped between words
         assert word in " ".join(err.split()), err
     assert not [path for path in elsewhere.rglob("*") if path.is_file()]  # nothing was started
+
+
+def test_a_package_of_options_that_does_not_load_is_named(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(elsewhere)
+    (elsewhere / "unloadable" / "conf").mkdir(parents=True)
+    (elsewhere / "unloadable" / "__init__.py").write_text("raise RuntimeError('too old')")
+    assert main(["hydra.searchpath=[pkg://unloadable.conf]"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "'pkg://unloadable.conf', which cannot be imported (RuntimeError: too old)" in err
+
+
+def test_a_setting_of_a_group_that_a_recipe_made_a_value_is_told_of_it(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "o" / "experiment").mkdir(parents=True)
+    recipe = "# @package _global_\ntrain: 3\n"
+    (elsewhere / "o" / "experiment" / "three.yaml").write_text(recipe)
+    assert main(["--config-dir", "o", "experiment=three", "train.groups=2"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "train.groups=2: train is 3 here and holds no settings. Take `train: 3` out" in err
 
 
 def test_a_file_in_the_place_of_a_folder_of_options_is_named(
@@ -670,6 +711,50 @@ def test_experiment_that_is_no_recipe_names_the_folder(runs: list[RunConfig]) ->
     assert main(["experiment=[tiny_sft,my_study]"]) == 0
     assert [config.experiment for config in runs] == ["my_study", "tiny_sft", "my_study"]
     assert config_hash(runs[1]) == config_hash(runs[2]) != config_hash(runs[0])
+
+
+@pytest.mark.parametrize("way", ["flag", "variable", "python"])
+def test_recipe_of_a_stranger_is_a_start(
+    way: str, runs: list[RunConfig], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = elsewhere / "options" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes((REPOSITORY / "conf" / "experiment" / "tiny_sft.yaml").read_bytes())
+    if way != "flag":
+        monkeypatch.setenv(FOLDERS, "options")
+    if way == "python":
+        known = structured(compose([]))
+        runs.append(complete(replace(known, model=replace(known.model, recipe="mine"))))
+        with pytest.raises(ConfigError, match=r"recipe=yours: there is no such .* mine, smollm2"):
+            complete(replace(known, model=replace(known.model, recipe="yours")))
+    else:
+        flags = ["--config-dir", "options"] if way == "flag" else []
+        assert main([*flags, "model.recipe=mine"]) == 0
+    assert [config.model.recipe for config in runs] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("evaluate", "begins anew"),
+        ("audit", "begins anew"),
+        ("report", "begins anew"),
+        ("seed=0", "goes on where this one ended"),
+        ("-m seed=0,1", "goes on where this one ended"),
+    ],
+)
+def test_ctrl_c_promises_to_go_on_only_where_something_is_kept(
+    command: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for module in ("zoo.evaluate.cli", "zoo.rewards.audit", "zoo.report"):
+        monkeypatch.setattr(f"{module}.main", interrupted)
+    monkeypatch.setattr("zoo.train.run.run", interrupted)
+    monkeypatch.setattr("zoo.launch.sweep", interrupted)
+    assert main(command.split()) == 130
+    assert capsys.readouterr().err == f"\nInterrupted. The same command {says}.\n"
 
 
 def test_unexpected_error_leaves_its_traceback_in_the_folder_of_the_run(

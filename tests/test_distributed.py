@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,3 +163,33 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(ConfigError, match=f"train.device={device}, but accelerate found cpu"):
         make_accelerator(structured(compose([f"train.device={device}"])))
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("one", "2"), ("1", "1")])
+def test_a_process_beyond_those_of_the_launcher_is_refused(
+    rank: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ConfigError, match=f"RANK={rank} is none of WORLD_SIZE={size} processes"):
+        import_module("zoo.build").make_accelerator(None)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_processes_that_do_not_come_are_waited_for_in_vain(
+    rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=1))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ConfigError, match=rf"(?s)RANK={rank}, WORLD_SIZE=2\. Dist.*Unset those"):
+        import_module("zoo.build").make_accelerator(structured(compose(["train.device=cpu"])))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

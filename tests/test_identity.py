@@ -213,6 +213,43 @@ LEANING = {
         "from leans_on import *\ndef f(c): return j.g(c), w",
         "class J:\n  def g(self, c): return VALUE\nj = J()\nw = ('a',)",
     ),
+    # `time()` is another value in each import, and may make no difference.
+    "made at run time": ("from time import time\nT = time() * VALUE\ndef f(c): return T", ""),
+    "made at run time elsewhere": (
+        "from leans_on import T\ndef f(c): return T",
+        "from time import time\nT = time() * VALUE",
+    ),
+    "made at run time, star": (
+        "from leans_on import *\ndef f(c): return T",
+        "from time import time\nT = time() * VALUE",
+    ),
+    "made by a loop": (
+        "from time import time\nfor T in (1, time() * VALUE): pass\ndef f(c): return T",
+        "",
+    ),
+    "made by a function that is called": (
+        "from time import time\ndef g():\n  global T\n  T = time() * VALUE\ng()\n"
+        "def f(c): return T",
+        "",
+    ),
+    "made from a constant": (
+        "from time import time\nfrom leans_on import W\nT = time() * W\ndef f(c): return T",
+        "W = VALUE",
+    ),
+    "default made at run time": (
+        "from time import time\ndef f(c, t=time() * VALUE): return t",
+        "",
+    ),
+    "default that is a constant": ("W = VALUE\ndef f(c, *, t=W): return t", ""),
+    "constant": ("W = -VALUE * 60\ndef f(c): return W", ""),
+    "constant elsewhere": ("from leans_on import W as V\ndef f(c): return V", "W = VALUE"),
+    "constant, star": ("from leans_on import *\ndef f(c): return W", "W: float = VALUE"),
+    "constant in a package": ("from leans_in.between import g\ndef f(c): return g", "g = VALUE"),
+    "put there": ("globals()['P'] = VALUE\ndef f(c): return P", ""),
+    "put there from outside": (
+        "import sys\nsetattr(sys.modules[__name__], 'Q', VALUE)\ndef f(c): return Q",
+        "",
+    ),
 }
 
 
@@ -267,12 +304,15 @@ def test_what_changes_while_code_runs_is_no_part_of_it(
         "import functools, random\nseen = {}\nclass J:\n  calls = 0\n"
         "  def g(self): self.calls += 1\nj, dice = J(), random.Random()\n"
         "@functools.cache\ndef h(c): return c\n"
-        "def f(c):\n  seen[c] = dice.random()\n  j.g()\n  return h(c)\n"
+        "calls = 0\ndef count():\n  global calls\n  calls += 1\n"
+        "def f(c, known=[]):\n  seen[c] = dice.random()\n  j.g()\n  count()\n"
+        "  known.append(calls)\n  return h(c), __file__\n"
     )
     module = importlib.import_module("runs_on")
     before = identity(module.f)
     module.f("a")
-    assert identity(module.f) == before and module.j.calls == 1
+    module.__file__ = "moved"
+    assert identity(module.f) == before and module.j.calls == module.calls == 1
 
 
 def test_another_process_tells_the_same() -> None:

@@ -487,7 +487,7 @@ def test_a_launcher_s_worker_dies_with_the_sweep(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's death signal")
 def test_a_command_whose_parent_is_gone_does_nothing():
-    for parent, status in ((os.getpid(), 0), (os.getppid(), 1)):
+    for parent, status in ((os.getpid(), 0), (os.getppid(), 1), ("nobody", 0)):
         environment = {**os.environ, "ZOO_PARENT": str(parent)}
         command = [sys.executable, "-m", "zoo", "--version"]
         done = subprocess.run(

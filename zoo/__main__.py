@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 
-GRACE_SECONDS = 3.0  # for the threads of a reward that was given up
+GRACE_SECONDS = 3.0  # for the threads of a reward that was given up, or after Ctrl-C
+WORK_SECONDS = 60.0  # for those that may have work left, such as sending what was measured
 
 
 def start() -> int:
@@ -27,8 +28,10 @@ def start() -> int:
         status = 130
     finally:
         deadline = sys.modules.get("zoo.rewards.deadline")
-        if _waited_for() and (status == 130 or (deadline and deadline.given_up)):
-            threading.Thread(target=_end_in_time, args=(status,), daemon=True).start()
+        if _waited_for():
+            at_once = status == 130 or (deadline and deadline.given_up)
+            given = (status, GRACE_SECONDS if at_once else WORK_SECONDS)
+            threading.Thread(target=_end_in_time, args=given, daemon=True).start()
     return status
 
 
@@ -38,9 +41,9 @@ def _waited_for() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not main and not t.daemon]
 
 
-def _end_in_time(status: int) -> None:
+def _end_in_time(status: int, grace: float) -> None:
     """While Python ends: an idle pool is gone at once, one that hangs would keep it for ever."""
-    time.sleep(GRACE_SECONDS)
+    time.sleep(grace)
     if left := _waited_for():
         with contextlib.suppress(OSError, ValueError):  # a terminal that went away
             sys.stderr.write(f"zoo ends without {left[0].name}, a thread that did not end.\n")

@@ -46,9 +46,12 @@ from zoo.data.tokenize import (
 from zoo.distributed import (
     barrier,
     check_launcher,
+    check_rank,
     expected_processes,
     is_main,
     leave_at_exit,
+    meet,
+    waiting_told,
     world_size,
 )
 from zoo.evaluate.best import check_best_metric
@@ -71,10 +74,11 @@ from zoo.models.loading import (
 )
 from zoo.models.lora import add_adapter, branch, is_adapter, merge_into
 from zoo.models.models import Models
-from zoo.models.policy import Policy
+from zoo.models.policy import Policy, recompute
 from zoo.models.recipe import check_untouched, resolve_start
 from zoo.models.reference import load_reference, shared_reference
 from zoo.models.reward_model import from_policy, merged_reward_model
+from zoo.models.trunk import backbone_of
 from zoo.rewards.score import Patience, fingerprint, load
 from zoo.rollout.engine import Sampling
 from zoo.rollout.pairs import PairSet, cached_pairs, sample_pairs
@@ -251,10 +255,11 @@ def make_accelerator(config: RunConfig) -> Accelerator:
 
     Raises:
         ConfigError: a launcher that was asked for several processes started one, accelerate does
-            not let them train together, there is no such device, or the variables of a launcher
-            ask for what cannot be.
+            not let them train together, there is no such device, the variables of a launcher ask
+            for what cannot be, or not all processes came within PATIENCE.
     """
     check_launcher()
+    check_rank()
     check_model_config(config.model)
     torch.set_float32_matmul_precision(config.model.matmul_precision)
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
@@ -265,8 +270,13 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     leave_at_exit()
     # Listed first: accelerate adds some itself.
     told = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _LAUNCHER.match(name)]
+    meets = expected_processes() > 1 or "LOCAL_RANK" in os.environ
     try:
-        made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+        with waiting_told() if told else contextlib.nullcontext():
+            # Held until the process group has its own, which is served at the same place.
+            met = meet() if meets and (cpu or torch.accelerator.is_available()) else None
+            made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore
+            del met
     except Exception as error:
         if not told:
             raise
@@ -529,7 +539,7 @@ def _trainables(
         if role == "critic" and config.train.critic_lr is not None:
             lr = config.train.critic_lr
         if config.model.activation_checkpointing:
-            module.train()  # transformers recomputes in training mode alone
+            recompute(module)
         made = make_optimizer(module, config.train, lr)
         if config.train.offload_optimizer and accelerator.device.type != "cpu":
             offload_states(made, torch.device("cpu"))
@@ -676,7 +686,7 @@ def _critic(config: RunConfig, start: Start) -> Critic:
     else:
         model = load_model(source, config.seed)
     width = int(model.config.get_text_config().hidden_size)
-    return Critic(model.base_model, width, **reading(source))
+    return Critic(backbone_of(model), width, **reading(source))
 
 
 def _groups(

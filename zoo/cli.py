@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    if parent := os.environ.pop("ZOO_PARENT", ""):  # who waits for this process
+    parent = os.environ.pop("ZOO_PARENT", "")  # who waits for this process
+    if parent.isdecimal():
         _die_with(int(parent))
     from zoo.compose import FOLDERS, put_working_directory_on_path
 
@@ -92,7 +93,9 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt as interrupt:
         words = ["Interrupted.", *([str(interrupt)] if str(interrupt) else [])]
         if "resume=" not in words[-1]:  # it says itself how to go on
-            words.append("The same command goes on where this one ended.")
+            anew = bool(arguments) and arguments[0] in SUBCOMMANDS
+            how = "begins anew" if anew else "goes on where this one ended"
+            words.append(f"The same command {how}.")
         sys.stderr.write(f"\n{' '.join(words)}\n")
         return 130
     except Exception as error:

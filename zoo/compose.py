@@ -48,6 +48,7 @@ GROUPS = (
     "experiment",
 )
 
+_MODULES = ("pkg://", "structured://")  # on hydra's search path
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -232,6 +233,23 @@ def _places(package: str) -> list[Path]:
     return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
 
 
+def _places_named(package: str) -> list[Path]:
+    """Where the package of a `pkg://PACKAGE` is; a ConfigError where it is nowhere."""
+    reason, (scheme, _, name) = "which is no package", package.partition("://")
+    try:
+        if scheme == "structured":  # a module, and no folders
+            importlib.import_module(name)
+            return []
+        if name and (places := _places(name)):
+            return places
+    except (Exception, SystemExit) as error:  # the package around it runs as it is imported
+        reason = f"which cannot be imported ({type(error).__name__}: {_first_line(error)})"
+    raise ConfigError(
+        f"hydra.searchpath names {package!r}, {reason}. Give a package that holds algorithm/, "
+        "data/, reward/, … and can be imported here, as in pkg://mine.conf, or a folder."
+    )
+
+
 def prepare(overrides: Sequence[str]) -> list[str]:
     """The overrides as hydra takes them, once folders and names of experiments are settled.
 
@@ -345,6 +363,26 @@ def take_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, folders
 
 
+def check_recipe(name: str) -> None:
+    """Refuse a `model.recipe` that is no recipe, of which `experiment=NAME` would make a plain run.
+
+    The process that makes the start finds options as this one does: those of zoo, of installed
+    packages, and of the folders in the environment variable.
+
+    Raises:
+        ConfigError: names the recipes that there are.
+    """
+    if _homes(f"experiment/{name}", _folders()):
+        return
+    names = sorted(_recipes([]))
+    raise ConfigError(
+        f"model.recipe={name}: there is no such recipe.{did_you_mean(name, names, 'model.recipe=')}"
+        f" Options: {', '.join(names)}. One of yours is DIR/experiment/NAME.yaml, found by "
+        f"--config-dir DIR or the environment variable {FOLDERS}."
+        + "".join(f" But {problem}" for problem in broken_packages())
+    )
+
+
 def _recipes(searchpath: Sequence[str]) -> set[str]:
     folders = _folders(searchpath)
     return {path.stem for folder in folders for path in folder.glob("experiment/*.yaml")}
@@ -354,8 +392,8 @@ def _folders(searchpath: Sequence[str] = ()) -> list[Path]:
     """Where options lie, in the order of the search; `searchpath` is hydra's own setting."""
     folders = [config_dir(), *(folder for _, folder in more_folders())]
     for one in searchpath:
-        if one.startswith("pkg://"):
-            folders += _places(one.removeprefix("pkg://"))
+        if one.startswith(_MODULES):
+            folders += _places_named(one)
         else:
             folders.append(Path(one.removeprefix("file://")))
     return folders
@@ -368,7 +406,8 @@ def _homes(config: str, folders: Sequence[Path]) -> list[Path]:
 
 
 def _check_folder(folder: str) -> None:
-    if folder.startswith(("pkg://", "structured://")):
+    if folder.startswith(_MODULES):
+        _places_named(folder)
         return
     path = Path(folder.removeprefix("file://"))
     if not path.is_dir():
@@ -617,7 +656,7 @@ def _explain_missing(error: MissingConfigException) -> str:
     group, _, name = missing.rpartition("/")
     if (first := missing.partition("/"))[0] in GROUPS:
         group, _, name = first
-    if not group:
+    if not group or "Cannot find primary config" in str(error):
         return (
             f"there is no configuration {missing!r} (--config-name). The one of zoo is called "
             f"{CONFIG_NAME!r}; leave the option out for it."
@@ -655,6 +694,17 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
         return f"there is no setting {key} of hydra (given: {given}). See `zoo --cfg hydra`."
     if key in GROUPS:  # hydra takes a value that is no word for one of a setting
         return f"{given}: {key} is chosen by the name of an option. {_choices(key)}"
+    chosen = _chosen(overrides).get(group)
+    if leaf and group in GROUPS and chosen is not None and not isinstance(chosen, dict):
+        return (
+            f"{given}: {group} is {chosen!r} here and holds no settings. Take `{group}: {chosen}` "
+            "out of the recipe or the option that says so."
+        )
+    if key == "model.architecture":
+        return (
+            f"{given} has a setting that the model's yaml has not. Write +{given} where the "
+            "transformers config of that model_type has it."
+        )
     keys = [one for one in _known_keys(overrides) if one != key]
     near = suggest_keys(key, keys)
     if "." not in key and (group_near := nearest(key, GROUPS)):

@@ -7,14 +7,25 @@ import contextlib
 import io
 import os
 import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from zoo.config import ConfigError
+
+PATIENCE = timedelta(minutes=5)  # until all processes of a launcher are there
+TOLD_AFTER_SECONDS = 5.0
+_PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # where processes meet
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def check_launcher() -> None:
@@ -67,6 +78,60 @@ def expected_processes() -> int:
     """How many processes were started to train together, as a launcher and torch tell it."""
     told = os.environ.get("WORLD_SIZE", "")
     return max(int(told) if told.isdecimal() else 1, world_size())
+
+
+def check_rank() -> None:
+    """Refuse to be a process that is none of WORLD_SIZE.
+
+    Raises:
+        ConfigError: RANK is no number below WORLD_SIZE.
+    """
+    told, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
+    if told is None or not size.isdecimal():
+        return
+    if not told.isdecimal() or int(told) >= int(size):
+        raise ConfigError(
+            f"RANK={told} is none of WORLD_SIZE={size} processes, which count from 0. Start them "
+            f"with torchrun --nproc_per_node {size} -m zoo …, or unset both for a single process."
+        )
+
+
+def meet() -> object:
+    """Wait until all processes of a launcher are there; what they met in, to be held on to.
+
+    The process group waits in the same place, but with the patience of its collectives.
+
+    Raises:
+        torch.distributed.DistError: they were not there within PATIENCE.
+    """
+    if dist.is_initialized() or not all(name in os.environ for name in _PLACE):
+        return None
+    return next(iter(rendezvous("env://", timeout=PATIENCE)))
+
+
+@contextlib.contextmanager
+def waiting_told() -> Iterator[None]:
+    """While processes are waited for, a signal ends this one at once, and a line says what is up.
+
+    Python's own handlers run in Python alone, and the waiting is not.
+    """
+    size, address, port = (os.environ.get(name, "?") for name in _PLACE[1:])
+    line = (
+        f"waiting until all processes are at {address}:{port} (WORLD_SIZE={size}, MASTER_ADDR and "
+        "MASTER_PORT in the environment; unset them for a single process)\n"
+    )
+    timer = threading.Timer(TOLD_AFTER_SECONDS, lambda: sys.stderr.write(line))
+    timer.daemon = True
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @cache

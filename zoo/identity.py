@@ -27,17 +27,20 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _SITES = {"site-packages", "dist-packages"}  # also those of another environment or of the user
 _NUMBERS_READ = 2**20  # of each tensor
+# What a constant is written with
+_WRITTEN = (ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Tuple, ast.Load)
+_Statement = tuple[str, types.CodeType, ast.stmt]  # with its source
 
 
 def identity(value: Any) -> str:
     """Eight hexadecimal digits, equal in every process for equal code and equal state.
 
     Of a function counts its source, its defaults, what it encloses, the modules it imports, and
-    what it names of its module: functions, classes, modules and single values as they are, others
-    (objects, lists) by the statements that make them; of a module its source and the modules it
-    imports; of a functools.partial its parts; of an object its class and all its attributes. Code
-    of zoo and of libraries counts by its name alone, and what cannot be looked into (a lock, a
-    connection) by its type.
+    what it names of its module: functions, classes, modules and constants as they are, others
+    (objects, lists, what is made at run time) by the statements that make them; of a module its
+    source and the modules it imports; of a functools.partial its parts; of an object its class and
+    all its attributes. Code of zoo and of libraries counts by its name alone, and what cannot be
+    looked into (a lock, a connection) by its type.
     """
     return _Walk(value).of(value)[:8]
 
@@ -170,8 +173,14 @@ class _Walk:
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
                 yield from _bytecode(value.__code__)
             cells = [_content(cell) for cell in value.__closure__ or ()]
-            yield from map(self.of, (value.__defaults__, value.__kwdefaults__, cells))
-            yield from self._named(value.__code__, value.__globals__)
+            namespace, name = value.__globals__, value.__qualname__
+            defaults = (value.__defaults__, value.__kwdefaults__)
+            if any(defaults) and name in namespace and name in _made_by(namespace):
+                yield self._making(name, namespace)  # they may be made at run time, or changed
+            else:
+                yield from map(self.of, defaults)
+            yield self.of(cells)
+            yield from self._named(value.__code__, namespace)
 
     def _named(self, code: types.CodeType, namespace: dict[str, Any]) -> Iterator[str]:
         """What code names of its module, and what it imports itself."""
@@ -181,7 +190,7 @@ class _Walk:
                 yield self._item(name, value)
                 if isinstance(value, types.ModuleType) and self._looked_into(value.__name__):
                     yield self._making(name, namespace)  # of a package: which modules of it
-            elif type(value) not in _PLAIN:
+            elif type(value) not in _PLAIN or not _constant(name, namespace):
                 yield self._making(name, namespace)
             elif name in namespace:
                 yield _hash(name, repr(value))
@@ -193,15 +202,15 @@ class _Walk:
         if key in self._made:
             return self._made[key]
         self._made[key] = _hash("again", name)
-        module, told = str(namespace.get("__name__")), list[str]()
-        there = getattr(sys.modules.get(module), "__dict__", None) is namespace
-        if there and self._looked_into(module):
-            for text, code in _statements(_source(module)).get(name, ()):
+        told = list[str]()
+        if self._looked_into(str(namespace.get("__name__"))):
+            known = _made_by(namespace)
+            for text, code, _ in known.get(name, known.get("*", ())):
                 told += [text, *self._named(code, namespace)]
         own = self._looked_into(type(value).__module__)
         if own:
             told.append(self.of(type(value)))
-        if not told or (own and len(told) == 1):  # a notebook's, say, or from a module's *
+        if not told or (own and len(told) == 1):  # a notebook's, say
             fixed = own or isinstance(value, tuple | frozenset) or _wrapped(value) is not None
             told += [self.of(value)] if fixed else []
         self._made[key] = _hash(name, *told)
@@ -279,9 +288,9 @@ def _imports_of(source: str, package: str | None) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _statements(source: str) -> dict[str, list[tuple[str, types.CodeType]]]:
+def _statements(source: str) -> dict[str, list[_Statement]]:
     """Name → the statements at the top of a module that bind it or change what it holds."""
-    found: dict[str, list[tuple[str, types.CodeType]]] = {}
+    found: dict[str, list[_Statement]] = {}
     lines = source.splitlines()
     with contextlib.suppress(SyntaxError, ValueError):
         for statement in ast.parse(source).body:
@@ -290,8 +299,48 @@ def _statements(source: str) -> dict[str, list[tuple[str, types.CodeType]]]:
             above = [item.lineno for item in getattr(statement, "decorator_list", ())]
             text = "\n".join(lines[min([statement.lineno, *above]) - 1 : statement.end_lineno])
             for name in _bound(statement):
-                found.setdefault(name, []).append((text, code))
+                found.setdefault(name, []).append((text, code, statement))
     return found
+
+
+def _made_by(namespace: Mapping[str, Any]) -> dict[str, list[_Statement]]:
+    """The statements of a module; of what is none, as a notebook's cells are, nothing."""
+    module = str(namespace.get("__name__"))
+    there = getattr(sys.modules.get(module), "__dict__", None) is namespace
+    return _statements(_source(module)) if there else {}
+
+
+def _constant(name: str, namespace: Mapping[str, Any], through: tuple[str, ...] = ()) -> bool:
+    """Whether a global holds what is written down for it, in its module or in one it is from.
+
+    So does one that no statement makes: typed into an interpreter, or put there by other code.
+    """
+    known, module = _made_by(namespace), str(namespace.get("__name__"))
+    if name.startswith("__") and name not in known:
+        return False  # __file__ is where the code lies, not what it is
+    for _, _, statement in known.get(name, known.get("*", ())):
+        if isinstance(statement, ast.ImportFrom):
+            there = _imported(statement, namespace)
+            names = {item.asname or item.name: item.name for item in statement.names}
+            told = names.get(name, name)
+            known_there = told in there and module not in through
+            if known_there and not _constant(told, there, (*through, module)):
+                return False
+        elif not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or any(
+            not isinstance(node, _WRITTEN) for node in ast.walk(statement.value or statement)
+        ):
+            return False
+    return True
+
+
+def _imported(statement: ast.stmt, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the module holds that a `from … import` reads."""
+    name = ""
+    if isinstance(statement, ast.ImportFrom):
+        with contextlib.suppress(ImportError, ValueError):
+            above = "." * statement.level + (statement.module or "")
+            name = importlib.util.resolve_name(above, namespace.get("__package__"))
+    return getattr(sys.modules.get(name), "__dict__", {})
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -301,7 +350,9 @@ def _bound(statement: ast.stmt) -> set[str]:
         node = todo.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
-            continue  # what is inside is bound there
+            for inner in ast.walk(node):
+                found.update(inner.names if isinstance(inner, ast.Global) else ())
+            continue  # what else is inside is bound there
         if isinstance(node, ast.alias):
             found.add(node.asname or node.name.split(".")[0])
         elif isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):

@@ -711,6 +711,10 @@ def _check_model(config: RunConfig) -> None:
             f"{found}: it says where the policy starts. For any model of a hub or a folder use "
             f"model=hub model.path=NAME; else set the others to null, as in model.recipe=null."
         )
+    if model.recipe is not None:
+        from zoo.compose import check_recipe  # here, not at the top: it needs this module
+
+        check_recipe(model.recipe)
     for key, value in (model.architecture or {}).items():
         count = isinstance(value, int) and not isinstance(value, bool) and key.startswith("num_")
         if count and value < 1:

@@ -87,7 +87,7 @@ class LaunchResult:
 
     @property
     def exit_status(self) -> int:
-        """0 when every job finished, 1 when one failed, 130 after an interruption."""
+        """130 where the same command goes on with a job, else 1 when one failed, else 0."""
         if self.interrupted:
             return 130
         return int(any(job.status is Status.failed for job in self.jobs))

@@ -34,6 +34,18 @@ def test_no_space_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"] and file.read_text() == "old"
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.lock", "a.tmp1"])
+def test_a_folder_in_the_place_of_a_file_is_to_be_deleted(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    (tmp_path / name).mkdir()
+    with (
+        pytest.raises(ConfigError, match=rf"directory: .*{name}.* folder is in the .*: delete it"),
+        locked(file),
+        written_aside(file) as temporary,
+    ):
+        temporary.write_text("whole")
+
+
 def test_an_error_of_ones_own_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
     with pytest.raises(KeyError), locked(tmp_path / "a"):
         raise KeyError

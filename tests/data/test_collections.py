@@ -325,6 +325,38 @@ def test_hub_offline_fails_in_seconds_and_says_what_to_do(tmp_path, monkeypatch)
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.parametrize("reachable", [False, True])
+@pytest.mark.parametrize(
+    ("text", "settings", "says"),
+    [
+        ('{"prompt": "1+1", "answer": "2"}', {"split": "tain"}, r"split tain\).*'train'.*split"),
+        ('{"prompt": "1+1", "answer": "2"}', {"subset": "mian"}, r"subset mian.*'default'"),
+        ('{"prompt": nonsense', {}, "JSON parse error"),
+        (None, {}, "doesn't contain any data files"),
+    ],
+)
+def test_a_folder_that_is_there_is_not_said_to_be_missing(
+    text, settings, says, reachable, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", not reachable)
+    monkeypatch.setattr("zoo.data.hub.hub_answers", lambda endpoint: reachable)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    if text is not None:
+        (folder / "train.jsonl").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=rf"no usable data set '{folder}' .*{says}"):
+        load_hub(str(folder), **settings)
+
+
+def test_a_file_in_the_place_of_a_data_set_is_told_the_reader_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match=rf"data=jsonl data\.path={file} "):
+        load_hub(str(file))
+
+
 def test_hub_that_does_not_answer_fails_in_seconds(tmp_path, monkeypatch):
     # A server that accepts and never answers: what a broken proxy looks like.
     with socket.create_server(("127.0.0.1", 0)) as server:

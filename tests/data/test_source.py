@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,12 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [truncate, alter, empty])
+def pipe(file: Path) -> None:  # whose reader would wait for ever
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("damage", [truncate, alter, empty, pipe])
 def test_B60_a_damaged_file_is_made_anew(tmp_path: Path, damage: Any) -> None:
     reference = Reference()
     right = cached(made(pair_groups(10)), tmp_path, reference)

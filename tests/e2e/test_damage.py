@@ -593,7 +593,7 @@ def test_a_folder_in_the_place_of_cached_pairs_is_named(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("cache/pairs/*.jsonl")
     file.unlink()
     file.mkdir()
-    with pytest.raises(ConfigError, match=rf"cache .*{file.name} cannot be written: .*directory"):
+    with pytest.raises(ConfigError, match=rf"cache .*{file.name} .*directory.*: delete it"):
         run_small(tmp_path / "b", *RUNS["dpo"], *BRIEF)
 
 

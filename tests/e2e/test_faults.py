@@ -18,6 +18,7 @@ import torch
 
 from tests.e2e.faulty import Strange
 from tests.e2e.small import SMALL, folder_of, run_small
+from tests.models.tiny import ragged_batch
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO
 from zoo.cli import MAX_ERROR_LINES, main
@@ -25,6 +26,7 @@ from zoo.config import ConfigError
 from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
 from zoo.rollout.rows import NumbersError
+from zoo.train.bad_batch import describe_rows
 from zoo.train.session import Session, TrainingError
 from zoo.types import RewardOutput
 
@@ -87,6 +89,25 @@ def test_past_the_limit_the_run_stops_and_names_rows_and_file(
     folder = folder_of(tmp_path)
     assert "TrainingError" in (folder / "error.txt").read_text()
     assert not (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "all rows (each is finite by itself; prompts p0, p1, p2, p3, p4, p5, …)"),
+        ([(3, "values")], "row 3 (prompt p1: values)"),
+        ([(0, "rewards"), (2, "values")], "rows 0 (prompt p0: rewards), 2 (prompt p1: values)"),
+        (
+            [(row, "the policy's log-probs") for row in range(16)],
+            "all rows (the policy's log-probs are not finite: its weights are broken)",
+        ),
+    ],
+)
+def test_the_rows_of_a_refused_update_are_named_by_a_noun(
+    rows: list[tuple[int, str]], told: str
+) -> None:
+    """It stands after "Look at" and before "of" a file."""
+    assert describe_rows(ragged_batch(8), rows) == told
 
 
 def test_refused_updates_that_are_not_in_a_row_do_not_stop_the_run(
@@ -619,7 +640,7 @@ import atexit, sys, time, types
 from concurrent.futures import ThreadPoolExecutor
 import zoo.rewards.deadline as deadline
 import zoo.__main__ as program
-program.GRACE_SECONDS = 0.5
+program.GRACE_SECONDS, program.WORK_SECONDS = 0.5, {work}
 def main():
     pool.submit(time.sleep, {seconds}).add_done_callback(lambda _: print("worked"))
     deadline.given_up += {late}
@@ -633,18 +654,20 @@ sys.exit(program.start())
 
 
 @pytest.mark.parametrize(
-    ("seconds", "late", "status", "whole"),
+    ("seconds", "late", "status", "work", "whole"),
     [
-        (0, ["x"], 3, True),  # an idle pool ends with Python
-        (1.2, [], 0, True),  # work of the user's that nothing gave up is waited for
-        (3000, ["x"], 3, False),
-        (3000, [], 130, False),
+        (0, ["x"], 3, 60, True),  # an idle pool ends with Python
+        (1.2, [], 0, 60, True),  # work of the user's that nothing gave up is waited for
+        (3000, ["x"], 3, 3000, False),
+        (3000, [], 130, 3000, False),
+        (3000, [], 0, 0.2, False),  # but not for ever
+        (3000, [], 2, 0.2, False),
     ],
 )
-def test_python_ends_as_ever_unless_a_thread_was_given_up_and_does_not_end(
-    seconds: float, late: list[str], status: int, whole: bool
+def test_python_ends_as_ever_unless_a_thread_does_not_end(
+    seconds: float, late: list[str], status: int, work: float, whole: bool
 ) -> None:
-    code = ENDING.format(seconds=seconds, late=late, status=status)
+    code = ENDING.format(seconds=seconds, late=late, status=status, work=work)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

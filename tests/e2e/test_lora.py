@@ -227,6 +227,20 @@ def test_recomputed_activations_make_the_same_update_at_a_lower_peak(
     assert peaks[1] < 0.8 * peaks[0]
 
 
+def test_recomputing_leaves_routers_that_draw_in_training_as_they_are(tmp_path: Path) -> None:
+    weights = []
+    experts = ["model.architecture.model_type=phimoe", "+model.architecture.num_local_experts=4",
+               "+model.architecture.num_key_value_heads=2"]  # fmt: skip
+    for wanted in ("false", "true"):
+        output = tmp_path / wanted
+        asked = f"model.activation_checkpointing={wanted}"
+        run_small(output, *experts, *SHORT, *QUIET, asked, "algorithm=grpo")
+        folder = folder_of(output)
+        weights.append((folder / "policy" / "model.safetensors").read_bytes())
+        assert lines(folder / "metrics.jsonl")[0]["mismatch/sampler"] < 1e-5
+    assert weights[0] == weights[1]
+
+
 # --- two processes --------------------------------------------------------------------------------
 
 # Tokens drawn in float32: in bfloat16 another number of rows would round some to another token.

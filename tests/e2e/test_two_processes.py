@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -213,3 +215,39 @@ def test_processes_whose_data_come_in_another_order_are_refused_before_the_first
     assert done.returncode != 0
     assert f"process 1 made other {what} than process 0, or in another order" in done.stderr
     assert metrics(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "address", "number"),
+    [
+        (0, 2, "127.0.0.1", signal.SIGINT),
+        (1, 2, "127.0.0.1", signal.SIGTERM),
+        (0, 1, "nohost.invalid", signal.SIGTERM),
+    ],
+)
+def test_a_process_that_waits_for_others_says_so_and_ends_by_a_signal(
+    rank: int, size: int, address: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zoo", *SMALL, *SFT, "train.device=cpu", f"output={tmp_path}"],
+        cwd=REPOSITORY,
+        env=os.environ
+        | {name: str(value) for name, value in told.items()}
+        | {"MASTER_ADDR": address},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if line.startswith("waiting until")), "")
+        assert f"at {address}:{port} (WORLD_SIZE={size}, MASTER_ADDR" in said
+        process.send_signal(number)
+        assert process.wait(60) == -number
+    finally:
+        process.kill()
+        process.communicate()
+    assert not any(tmp_path.iterdir())

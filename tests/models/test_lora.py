@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.tiny import MODELS, llama, ragged_batch, tokens
+from tests.models.tiny import MODELS, family, llama, ragged_batch, tokens
 from zoo.config import ConfigError, LoraConfig, ModelConfig
 from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.measure.cost import ModelCost
@@ -456,32 +456,143 @@ def test_settings_out_of_range_are_refused_before_anything_loads(
         check_model_config(settings(path="some/hub", **changes))
 
 
-@pytest.mark.parametrize(
-    "offered",
-    [
-        {"target_modules": ["q_proj", "embed_tokens"]},
-        {"target_modules": ["q_proj", "lm_head"]},
-        {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-        {"target_modules": ["q_proj"], "use_dora": True},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore")
-def test_an_adapter_that_would_be_trained_in_part_is_refused(
-    base: Path, offered: dict[str, Any]
-) -> None:
+def made_by_peft(base: Path, **offered: Any) -> tuple[Path, Any]:
+    """An adapter folder that peft wrote after some training, and peft's model."""
     from peft import LoraConfig as Described
     from peft import get_peft_model
 
-    described = Described(r=RANK, lora_alpha=6, task_type="CAUSAL_LM", **offered)
+    described = Described(
+        **{"r": RANK, "lora_alpha": 6, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"],
+           **offered}
+    )  # fmt: skip
     made: Any = get_peft_model(load_base(settings(path=str(base))), described)
+    draw = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in (p for p in made.parameters() if p.requires_grad):
+            weight.add_(torch.randn(weight.shape, generator=draw) * 0.2)
     made.peft_config["default"].base_model_name_or_path = str(base)
     folder = base.parent / "adapter"
     made.save_pretrained(str(folder), save_embedding_layers=False)
     arithmetic_tokenizer().save_pretrained(str(folder))
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank=null it is merged"):
+    return folder, made
+
+
+@pytest.mark.parametrize(
+    ("offered", "named"),
+    [
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "adapts model.embed_tokens"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head"),
+        ({"trainable_token_indices": [5, 6]}, "trainable_token_indices=[5, 6]"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
+        ({"use_dora": True}, "use_dora=True"),
+        ({"use_rslora": True}, "use_rslora=True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern={'q_proj': 2}"),
+        ({"bias": "lora_only"}, "bias=lora_only"),
+        ({"lora_bias": True}, "lora_bias=True"),
+        ({"alora_invocation_tokens": [7, 8]}, "alora_invocation_tokens=[7, 8]"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication=[[0, 2], [1, 2]]"),
+        ({"use_qalora": True}, "use_qalora=True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights=pissa"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights=olora"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_that_is_more_than_b_times_a_is_not_trained_further(
+    base: Path, offered: dict[str, Any], named: str
+) -> None:
+    folder, _ = made_by_peft(base, **offered)
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=null it is merged") as refused:
         load_trained(settings(path=str(folder)))
+    assert named in str(refused.value)
+
+
+def test_what_this_version_of_peft_does_not_know_is_not_trained_further(base: Path) -> None:
+    folder, _ = made_by_peft(base, init_lora_weights="gaussian", layers_to_transform=[0])
+    assert len(adapted(load_trained(settings(path=str(folder)))[0])) == 1
+    facts = json.loads((folder / "adapter_config.json").read_text())
+    for value, refused in ((None, False), (0.5, True)):
+        facts["use_later_lora"] = value
+        (folder / "adapter_config.json").write_text(json.dumps(facts))
+        if not refused:
+            load_trained(settings(path=str(folder)))
+            continue
+        with pytest.raises(ConfigError, match=r"no plain LoRA \(use_later_lora=0\.5\)"):
+            load_trained(settings(path=str(folder)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["lm_head", "embed_tokens"]},
+        {"target_modules": ["lm_head", "embed_tokens"], "ensure_weight_tying": True},
+        {"layer_replication": [[0, 2], [1, 2]]},
+        {"lora_bias": True},
+        {"alora_invocation_tokens": [7, 8]},
+        {"use_dora": True},
+        {"init_lora_weights": "pissa"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_merged_adapter_is_what_peft_computes_or_it_is_refused(
+    tmp_path: Path, offered: dict[str, Any], tied: bool
+) -> None:
+    base = tmp_path / "base"
+    save_policy(llama(vocab_size=512, tie_word_embeddings=tied), arithmetic_tokenizer(), base)
+    folder, made = made_by_peft(base, **offered)
+    never = {"layer_replication", "lora_bias", "alora_invocation_tokens"} & offered.keys()
+    two_places = tied and "target_modules" in offered
+    if never or two_places:
+        with pytest.raises(ConfigError, match=r"cannot be merged into its base[\s\S]*model\.path="):
+            load_model(ModelConfig(path=str(folder)))
+        return
+    batch = ragged_batch()
+    wanted = logits(made, batch)
+    assert (wanted - logits(load_base(settings(path=str(base))), batch)).abs().max() > 0.1
+    found = logits(load_model(ModelConfig(path=str(folder))), batch)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_an_adapter_that_is_not_finite_is_refused(base: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = made_by_peft(base)
+    weights = load_file(folder / "adapter_model.safetensors")
+    next(iter(weights.values())).fill_(float("nan"))
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    for config in (ModelConfig(path=str(folder)), settings(path=str(folder))):
+        with pytest.raises(ConfigError, match=r"the adapter .*lora_A.* are not finite"):
+            load_trained(config)
+
+
+def test_a_map_whose_last_name_is_a_layers_too_is_adapted_by_its_whole_name() -> None:
+    model = with_adapter(family("ctrl"))  # layers "h.0", and a network whose maps are "0" and "2"
+    maps = ("multi_head_attention.Wq", "multi_head_attention.Wk", "multi_head_attention.Wv",
+            "multi_head_attention.dense", "ffn.0", "ffn.2")  # fmt: skip
+    assert set(adapted(model)) == {f"transformer.h.{i}.{name}" for i in (0, 1) for name in maps}
+    batch = ragged_batch()
+    merged = merge_into(family("ctrl"), model)
+    torch.testing.assert_close(logits(merged, batch), logits(model, batch), rtol=0, atol=1e-4)
+    chosen = with_adapter(family("ctrl"), targets=["2"])
+    assert set(adapted(chosen)) == {"transformer.h.0.ffn.2", "transformer.h.1.ffn.2"}
+
+
+@pytest.mark.parametrize("kind", ["mamba", "deepseek_v3", "shared layers"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_map_that_takes_no_adapter_is_refused_by_name(kind: str) -> None:
+    model: Any
+    if kind == "shared layers":
+        model, name = llama(), r"layers\.0\.self_attn\.q_proj"
+        first, second = model.model.layers
+        second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    else:
+        model, name = family(kind), {"mamba": "'out_proj'", "deepseek_v3": "mlp.experts"}[kind]
+    with pytest.raises(ConfigError, match=rf"{name}[\s\S]*model\.lora\.targets="):
+        with_adapter(model)
 
 
 def test_an_adapter_of_a_pattern_of_names_goes_on(base: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.tiny import gpt2, llama, ragged_batch
+from tests.models.tiny import family, gpt2, llama, ragged_batch
 from zoo.batch import collate
 from zoo.config import ConfigError, ModelConfig
 from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.measure.memory import component_bytes
 from zoo.measure.meter import TensorMeter
 from zoo.models.critic import Critic
-from zoo.models.loading import load_model, reading, save_policy
+from zoo.models.loading import _recompute_activations, load_model, reading, save_policy
 from zoo.models.models import Models, visiting
-from zoo.models.policy import Policy, PolicyOutput
+from zoo.models.policy import Policy, PolicyOutput, recompute
 from zoo.models.reference import load_reference
 from zoo.models.reward_model import from_policy
 from zoo.models.twin import Casts, Twin, cast_frozen
+from zoo.rollout.engine import Sampling
 from zoo.rollout.lean import in_a_row
+from zoo.rollout.torch_engine import TorchEngine
 from zoo.train.optimizer import offload_states
 
 HALF = torch.bfloat16
@@ -50,7 +54,7 @@ def backward(config: ModelConfig, role: str) -> tuple[list[Any], int]:
         nn.init.ones_(module.head.weight)
     else:
         module = from_policy(model, 0, **reading(config))
-    module.train()  # as build does with what is trained
+    recompute(module)  # as build does with what is trained
     out = module(batch)  # warm: the trunk tries the packed path
     meter = TensorMeter({role: module})
     with meter.phase("update"):
@@ -79,6 +83,56 @@ def test_recomputed_activations_give_the_gradient_bit_for_bit_at_a_lower_peak(
         assert one is two is None or torch.equal(one, two)
     # six layers of which one is alive at a time, and the inputs of the six
     assert low < 0.5 * high
+
+
+@contextmanager
+def counted(body: nn.Module) -> Iterator[list[str]]:
+    """A list that grows by a name with every call of a linear map."""
+    calls: list[str] = []
+    maps = [m for m in body.modules() if type(m).__name__ in ("Linear", "Conv1D")]
+    hooks = [m.register_forward_hook(lambda m, *_: calls.append(str(m))) for m in maps]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("dtype", [None, HALF])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neo", "phimoe", "mixtral"])
+def test_recomputing_draws_nothing_at_random(kind: str, dtype: torch.dtype | None) -> None:
+    """Routers of experts draw in training mode, where transformers recomputes."""
+    batch, found = ragged_batch(), []
+    for wanted in (False, True):
+        model = gpt2().eval() if kind == "gpt2" else family(kind)
+        policy = Policy(model, compute_dtype=dtype)
+        if wanted:
+            _recompute_activations(model)
+            recompute(policy)
+        state = torch.get_rng_state()
+        kept = policy(batch).logprobs
+        assert torch.equal(policy(batch).logprobs, kept)
+        assert torch.equal(torch.get_rng_state(), state)
+        with counted(policy.trunk._padded_body()) as calls:
+            kept.square().sum().backward()
+        found.append((kept.detach(), [p.grad for p in policy.parameters()], len(calls)))
+    (plain, kept, none), (same, again, some) = found
+    assert torch.equal(plain, same)
+    for one, two in zip(kept, again, strict=True):
+        assert one is two is None or torch.equal(one, two)
+    assert none == 0 and some >= 2 * 3  # each layer's linear maps again, the last not always
+
+
+def test_sampling_leaves_what_recomputes_in_its_mode(folder: Path) -> None:
+    model = load_model(ModelConfig(path=str(folder), activation_checkpointing=True))
+    policy = Policy(model, packed=True)
+    recompute(policy)
+    modes = {name: module.training for name, module in policy.named_modules()}
+    layers = {name for name, on in modes.items() if on}
+    assert {f"model.model.layers.{i}" for i in range(6)} <= layers
+    assert not any("self_attn" in name or "mlp" in name for name in layers)
+    engine = TorchEngine().engine(lambda ids: "", pad_token_id=0)
+    engine.sync(policy)
+    engine.generate([[3, 4]], ["a"], 2, Sampling(1.0, 3, ()))
+    assert modes == {name: module.training for name, module in policy.named_modules()}
 
 
 def test_a_model_that_cannot_recompute_is_refused(

@@ -21,13 +21,16 @@ from transformers import (
 from tests.models.tiny import (
     MODELS,
     VOCABULARY,
+    family,
     full_logprobs,
     gpt2,
     llama,
     ragged_batch,
 )
 from zoo.batch import Batch, collate
+from zoo.config import ConfigError
 from zoo.models.policy import Policy
+from zoo.models.trunk import backbone_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -237,5 +240,16 @@ def test_check_head_accepts_an_ordinary_head(name: str) -> None:
 def test_check_head_refuses_a_head_that_is_not_what_we_recompute() -> None:
     policy = Policy(llama())
     policy.logit_scale = 0.5
-    with pytest.raises(ValueError, match="not linear in the last hidden state"):
+    with pytest.raises(ConfigError, match="not linear in the last hidden state"):
         policy.check_head()
+
+
+def test_a_backbone_is_found_where_base_model_is_the_model_itself() -> None:
+    model: Any = family("llama4_text")
+    assert model.base_model is model
+    policy = Policy(model, packed=True)
+    policy.check_head()
+    policy.add_value_head()
+    assert policy.backbone is backbone_of(model) is model.model
+    assert backbone_of(model.model) is model.model
+    assert policy(ragged_batch()).values is not None

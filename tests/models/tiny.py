@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
 
 from zoo.batch import Batch, collate
 
@@ -53,6 +53,45 @@ def gpt2(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> P
         "eos_token_id": 2,
     }
     return _made(GPT2Config(**{**values, **changes}), seed, dtype)
+
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+OTHERS: dict[str, dict[str, Any]] = {
+    "phimoe": EXPERTS,  # routers that draw at random in training
+    "mixtral": {**EXPERTS, "router_jitter_noise": 0.1},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4,
+        "window_size": 64,
+    },
+    "llama4_text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 48},
+    "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 128},
+    "mamba": {"state_size": 8},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+        "v_head_dim": 8, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 16,
+    },
+}  # fmt: skip
+
+
+def family(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A model of another architecture, in evaluation mode as one that is loaded."""
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    described = AutoConfig.for_model(kind, **{**values, **OTHERS.get(kind, {}), **changes})
+    return _made(described, seed, torch.float32).eval()
 
 
 def _made(config: Any, seed: int, dtype: torch.dtype) -> PreTrainedModel:

@@ -128,7 +128,7 @@ DAMAGED = {
         evals(greedy=-1.0),
     ],
     "memory.json": [b'{"components": [1, 2], "phases": 3}', b'{"phases": 3}', b'{"probes": [3]}'],
-    "meta.json": [b"[1]", b"{", b'{"machine": 3}'],
+    "meta.json": [b"[1]", b"{", b'{"machine": 3}', b"\xff\xfe\x00", b"[" * 100_000],
     "summary.json": [
         b"3",
         b"\xff",
@@ -151,7 +151,7 @@ def test_a_damaged_run_is_listed_as_such_among_the_others(
     if name == "memory.json":  # a summary says the peaks, too
         (damaged / "summary.json").unlink()
     (damaged / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"the run {re.escape(str(damaged))} is damaged"):
+    with pytest.raises(ValueError, match=f"{re.escape(str(damaged))} is damaged: .*{name}"):
         read_run(damaged)
     reasons: dict[Path, str] = {}
     assert [run.folder for run in read_runs([damaged, whole], reasons)] == [whole]

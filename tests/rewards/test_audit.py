@@ -10,6 +10,7 @@ import pytest
 from zoo.cli import main
 from zoo.config import ConfigError
 from zoo.rewards.audit import judge, rates, read_labelled
+from zoo.rewards.check import RewardError
 from zoo.types import Completion, Prompt, RewardOutput
 
 
@@ -79,6 +80,17 @@ def test_rows_without_a_label_are_counted_and_named(
 def test_bad_rows_are_named(tmp_path: Path, row: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=f"row 1.*{message}"):
         list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
+
+
+def test_a_reward_that_fails_is_told_without_settings_that_an_audit_has_not(tmp_path: Path) -> None:
+    def fails(prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+        raise ValueError("no")
+
+    row = {"completion": "4", "gold": "4", "label": 1}
+    rows = list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
+    with pytest.raises(RewardError, match=r"raised ValueError: no .*None for what cannot") as told:
+        judge(fails, rows)
+    assert "train." not in str(told.value)
 
 
 def test_odd_arguments_and_files_are_told(

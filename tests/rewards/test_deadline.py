@@ -203,3 +203,55 @@ deadline.within(0.2, holds_the_lock, {})
     assert time.monotonic() - began < 30
     assert done.returncode == 1
     assert "Timeout" in done.stderr and "in holds_the_lock" in done.stderr
+
+
+SWALLOWS = """
+import time
+from zoo.rewards import deadline
+deadline.GRACE_SECONDS = deadline.WATCHDOG_SECONDS = 0.2
+
+def swallows():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+deadline.within(0.1, swallows, {}, "reward mine")
+"""
+
+
+def test_a_call_that_swallows_every_interrupt_ends_the_process_with_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("zoo: reward mine did not give up (at <string>:")
+    assert "train.reward_timeout" in line and "goes on with the same command" in line
+
+
+FORKS = """
+import os, sys
+from zoo.rewards.deadline import within
+
+def forks():
+    child = os.fork()
+    if child == 0:
+        {back}
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+print(within({seconds}, forks, {{}}, "reward mine"))
+"""
+
+
+@pytest.mark.parametrize("seconds", [None, 60])
+@pytest.mark.parametrize("back", ["return 7", "raise KeyError", "sys.exit(0)"])
+def test_a_process_that_a_function_forked_does_not_come_back(
+    seconds: float | None, back: str
+) -> None:
+    """It would train on beside the run. The function itself gets its answer."""
+    program = FORKS.format(seconds=seconds, back=back)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr == "zoo: a process that reward mine forked came back from it, and ends.\n"

@@ -1,5 +1,6 @@
 """Rewards: right and wrong, format, shaping, controls, sums, and strangers' functions."""
 
+import contextlib
 import functools
 import gc
 import math
@@ -551,6 +552,36 @@ def test_what_a_reward_sets_in_torch_is_set_back(fails):
         assert seen and settings() == before
     finally:
         put(*before[:2], None, *before[3:])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_an_autocast_that_a_reward_leaves_on_is_ended(kind, around):
+    weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+
+    def fn(completions):
+        torch.autocast("cpu", torch.float16).__enter__()
+        assert (x @ weight).dtype == torch.float16  # now its half copy is kept
+        torch.autocast(kind, torch.float16, cache_enabled=False).__enter__()
+        torch.set_autocast_enabled(kind, True)  # where torch itself does not know the device
+        return [1.0] * len(completions)
+
+    def state():
+        flags = [torch.is_autocast_enabled(one) for one in ("cpu", "cuda")]
+        dtypes = [torch.get_autocast_dtype(one) for one in ("cpu", "cuda")]
+        return flags, dtypes, torch.is_autocast_cache_enabled()
+
+    with torch.autocast("cpu", torch.bfloat16) if around else contextlib.nullcontext():
+        before = state()
+        call(fn)
+        assert state() == before
+    assert (x @ weight).dtype == torch.float32
+    for factor in (2, 3):  # a copy that outlived its autocast would be of the old weight
+        with torch.no_grad():
+            weight.fill_(factor)
+        with torch.autocast("cpu", torch.float16):
+            assert (x @ weight).tolist() == [[2.0 * factor] * 2] * 2
 
 
 def test_what_a_reward_writes_into_a_row_is_not_kept():

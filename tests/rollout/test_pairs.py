@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -248,8 +249,14 @@ def damage_empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def damage_pipe(file: Path) -> None:  # whose reader would wait for ever
+    file.unlink()
+    os.mkfifo(file)
+
+
 @pytest.mark.parametrize(
-    "damage", [damage_truncate, damage_one_byte, damage_cost, damage_binary, damage_empty]
+    "damage",
+    [damage_truncate, damage_one_byte, damage_cost, damage_binary, damage_empty, damage_pipe],
 )
 def test_B60_a_damaged_file_is_made_anew(tmp_path: Path, damage: Any) -> None:
     made = Made()

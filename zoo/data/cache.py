@@ -39,10 +39,10 @@ def written_aside(file: Path) -> Iterator[Path]:
     Raises:
         ConfigError: the disk is full or the folder cannot be written.
     """
-    for left in file.parent.glob(f"{file.stem}.tmp*"):  # by a process that was killed
-        left.unlink(missing_ok=True)
     temporary = file.with_suffix(f".tmp{os.getpid()}")
     try:
+        for left in file.parent.glob(f"{file.stem}.tmp*"):  # by a process that was killed
+            left.unlink(missing_ok=True)
         yield temporary
         temporary.replace(file)
     except (OSError, SafetensorError) as error:
@@ -51,6 +51,11 @@ def written_aside(file: Path) -> Iterator[Path]:
 
 
 def _refused(path: Path, error: Exception) -> ConfigError:
+    if isinstance(error, IsADirectoryError):
+        return ConfigError(
+            f"the cache {path} cannot be written: {error}. A folder is in the place of that file: "
+            "delete it."
+        )
     return ConfigError(
         f"the cache {path} cannot be written: {error}. Free space, or set the environment "
         "variable ZOO_CACHE to a folder that can be written."

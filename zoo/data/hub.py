@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
@@ -105,11 +106,14 @@ def load_hub(
     Args:
         used: columns that must not be left out (see `rows_of`).
     Raises:
-        ConfigError: not on the hub, neither within reach nor cached, or a column of no use.
+        ConfigError: not on the hub, neither within reach nor cached, one that cannot be read, or a
+            column of no use.
     """
     import datasets
     import datasets.config
     import huggingface_hub.constants as hub_constants
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     reachable = not hub_constants.HF_HUB_OFFLINE and hub_answers(hub_constants.ENDPOINT)
     before = hub_constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
@@ -118,11 +122,16 @@ def load_hub(
     try:
         table: Any = datasets.load_dataset(name, subset, split=split, revision=revision)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if reachable:
+        if Path(name).expanduser().is_file():
             raise ConfigError(
-                f"the hub has no usable data set {name!r} (subset {subset}, split {split}): "
-                f"{first}. Check data.name, data.subset and data.split."
+                f"data.name={name} is a file, not a data set of the hub. Write data=jsonl "
+                f"data.path={name} where it holds JSON lines, or name the folder that it is in."
+            ) from error
+        absent = isinstance(error, ConnectionError | DatasetNotFoundError | LocalEntryNotFoundError)
+        if reachable or not absent:
+            raise ConfigError(
+                f"there is no usable data set {name!r} (subset {subset}, split {split}): "
+                f"{_reason(error)}. Check data.name, data.subset and data.split."
             ) from error
         why = (
             "HF_HUB_OFFLINE is set"
@@ -136,6 +145,14 @@ def load_hub(
     finally:
         hub_constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
     return rows_of(table.with_format("arrow")[:], name, used)
+
+
+def _reason(error: BaseException) -> str:
+    """What it says on one line; the innermost cause, where it was raised from others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 300 else f"{text[:299]}…").rstrip(".")
 
 
 def hub_answers(endpoint: str) -> bool:

@@ -54,7 +54,7 @@ def reference_logprobs(
 
 
 def _read(file: Path, keys: Sequence[int]) -> dict[int, Tensor] | None:
-    if not file.exists():
+    if not file.is_file():  # reading a pipe would wait for ever
         return None
     try:
         with safe_open(file, framework="pt") as opened:

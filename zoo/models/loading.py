@@ -242,9 +242,10 @@ def _from_scratch(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     kind = values.pop("model_type")
     try:
         described = AutoConfig.for_model(kind, **values)
-        return AutoModelForCausalLM.from_config(
+        made = AutoModelForCausalLM.from_config(
             described, dtype=dtype, attn_implementation=config.attention
         )
+        return made.eval()  # as `from_pretrained` gives it
     except Exception as error:  # each architecture refuses in its own way
         cause = error.__cause__ or error  # transformers' validation wraps what it found
         reason = " ".join(str(cause).split())[:240] or type(cause).__name__
@@ -361,7 +362,7 @@ def load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     model.tie_weights()
-    return model
+    return model.eval()  # as `from_pretrained` gives it
 
 
 def _from_gguf(factory: Any, file: Path, **options: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,13 @@ from zoo.seeds import derive_seed
 
 ADAPTER = "default"  # its name in peft
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+# What an adapter that is trained further may say; anything else is no part of y = W·x + s·B·A·x
+_PLAIN = {
+    "peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode", "revision",
+    "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "fan_in_fan_out",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+}  # fmt: skip
 
 
 def check_lora(config: ModelConfig) -> None:
@@ -109,20 +117,56 @@ def adapter_base(config: ModelConfig) -> ModelConfig:
 
 
 def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
-    """An adapter folder as an ordinary model: W + (alpha/rank)·B·A in the place of W."""
+    """An adapter folder as an ordinary model: W + (alpha/rank)·B·A in the place of W.
+
+    Raises:
+        ConfigError: the adapter does not fit its base or is not finite, or merging gives another
+            model than it.
+    """
     need_peft(f"the adapter model.path={config.path}")
     from peft import PeftModel
 
-    path = Path(str(config.path)).expanduser()
+    from zoo.models.loading import check_finite
+
+    path, name = Path(str(config.path)).expanduser(), base.config._name_or_path
     try:
-        merged: Any = PeftModel.from_pretrained(base, str(path)).merge_and_unload()  # pyright: ignore
+        adapter: Any = PeftModel.from_pretrained(base, str(path)).eval()  # pyright: ignore
+        wanted = _some_logits(adapter)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
-            f"the adapter {path} does not fit its base {base.config._name_or_path}: "
+            f"the adapter {path} does not fit its base {name}: "
             f"{str(error).strip().splitlines()[0]}\nCheck base_model_name_or_path in {CONFIG}."
         ) from error
+    check_finite(adapter, f"the adapter {path}")
+    way_out = (
+        f"Start from the base (model.path={name}), or merge it with what made it and give the "
+        "merged folder."
+    )
+    try:
+        merged: Any = adapter.merge_and_unload()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the adapter {path} cannot be merged into its base: "
+            f"{str(error).strip().splitlines()[0]}\n{way_out}"
+        ) from error
+    # Weights that layers share (a tied head, replicated layers) take what was meant for one
+    gap = float((_some_logits(merged) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+    if not gap < (0.1 if merged.dtype in (torch.bfloat16, torch.float16) else 1e-3):
+        raise ConfigError(
+            f"the adapter {path} cannot be merged into its base: the merged model's logits differ "
+            f"from its own by {gap:.2g} of the largest. Does it adapt weights that the model uses "
+            f"in two places, such as a head tied to the embeddings? {way_out}"
+        )
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
+
+
+@torch.no_grad()
+def _some_logits(model: Any) -> Tensor:
+    """The logits of a few tokens, in float32."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    ids = torch.tensor([[(i * 7 + 1) % vocabulary for i in range(8)]], device=model.device)
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -152,7 +196,7 @@ def add_adapter(
     What is frozen is held in `compute_dtype` alone; the adapter is in float32.
 
     Raises:
-        ConfigError: a target that the model has not got.
+        ConfigError: a target that the model has not got, or that takes no adapter.
     """
     from peft import LoraConfig as Described
 
@@ -168,7 +212,16 @@ def add_adapter(
         base_model_name_or_path=_name_of(config),
         revision=config.revision,
     )
-    return _inject(model, described, config, lora, seed, role)
+    _inject(model, described, config, lora, seed, role)
+    shared = _shared(model)
+    for name, layer in adapted(model).items():
+        if not _own(layer.base_layer, shared):  # peft takes experts for the maps they once were
+            raise ConfigError(
+                f"{name} of {type(model).__name__} is no linear map with weights of its own, so an "
+                "adapter on it could not be merged into them. Name others with "
+                "model.lora.targets=[…], such as [q_proj,v_proj]."
+            )
+    return model
 
 
 def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
@@ -179,25 +232,26 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     """
     from peft import PeftConfig, set_peft_model_state_dict
 
+    from zoo.models.loading import check_finite
+
     lora, path = config.adapter, Path(str(config.path)).expanduser()
     assert lora is not None and lora.rank is not None
     described: Any = PeftConfig.from_pretrained(str(path))
-    plain = described.peft_type == "LORA" and not (
-        described.use_dora or described.use_rslora or described.bias != "none"
-        or described.rank_pattern or described.alpha_pattern or described.modules_to_save
-        or getattr(described, "trainable_token_indices", None)
-        or getattr(described, "target_parameters", None)
-    )  # fmt: skip
-    if not plain:
+    merging = (
+        "With model.lora.rank=null it is merged into its base, if that gives the same model, and "
+        "all weights train."
+    )
+    if odd := _beyond_plain(path):
         raise ConfigError(
-            f"the adapter model.path={config.path} is no plain LoRA, so it cannot be trained "
-            "further. With model.lora.rank=null it is merged into its base and all weights train."
+            f"the adapter model.path={config.path} is no plain LoRA ({odd}), so it cannot be "
+            f"trained further. {merging}"
         )
     wanted = (lora.rank, float(lora.alpha))
     found = (described.r, float(described.lora_alpha))
     targets = described.target_modules  # names, or a pattern
     names = {targets} if isinstance(targets, str) else set(targets or ())
-    if wanted != found or (lora.targets is not None and set(lora.targets) != names):
+    same = lora.targets is None or names in (set(lora.targets), set(_targets(model, lora)))
+    if wanted != found or not same:
         raise ConfigError(
             f"the adapter model.path={config.path} has rank {found[0]}, alpha {found[1]:g} and "
             f"targets {sorted(names)}, the run another. Set model.lora.rank="
@@ -207,13 +261,13 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     described.inference_mode = False
     head = model.get_output_embeddings()
     _inject(model, described, config, lora, 0, "resumed")
+    shared = _shared(model)
     for name, layer in model.named_modules():
         base: Any = getattr(layer, "base_layer", None)
-        if base is not None and (base is head or not isinstance(base, nn.Linear | Conv1D)):
+        if base is not None and (base is head or not _own(base, shared)):
             raise ConfigError(
-                f"the adapter model.path={config.path} adapts {name}, and only the linear maps "
-                "below the head are trained by adapters here. With model.lora.rank=null it is "
-                "merged into its base and all weights train."
+                f"the adapter model.path={config.path} adapts {name}, and only linear maps below "
+                f"the head with weights of their own are trained by adapters here. {merging}"
             )
     try:
         saved = load_file(path / WEIGHTS).items()
@@ -227,7 +281,36 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
             f"{path / WEIGHTS} does not fit its base: {(missing or done.unexpected_keys)[0]} is "
             "missing or unknown. Check base_model_name_or_path."
         )
+    check_finite(model, f"the adapter model.path={config.path}")
     return model
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """The identities of the weights that lie in several places."""
+    places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {key for key, count in places.items() if count > 1}
+
+
+def _own(layer: Any, shared: set[int]) -> bool:
+    return isinstance(layer, nn.Linear | Conv1D) and id(layer.weight) not in shared
+
+
+def _beyond_plain(path: Path) -> str:
+    """What an adapter folder says that y = W·x + (alpha/rank)·B·A·x does not; empty for none."""
+    from peft import LoraConfig as Described
+
+    facts = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    if facts.get("peft_type") != "LORA":
+        return f"peft_type={facts.get('peft_type')}"
+    usual = Described().to_dict()
+    # Others begin with weights of the base that are not those of its folder
+    if facts.get("init_lora_weights", True) in (True, False, "gaussian"):
+        usual["init_lora_weights"] = facts.get("init_lora_weights")
+    return ", ".join(
+        f"{key}={value}"
+        for key, value in facts.items()
+        if key not in _PLAIN and value and value != usual.get(key)
+    )
 
 
 def _inject(
@@ -237,9 +320,17 @@ def _inject(
     from peft import inject_adapter_in_model
 
     described.lora_dropout = 0.0
+    known = sorted({name.rpartition(".")[2] for name in _linear_maps(model)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "adapter", role))
-        inject_adapter_in_model(described, model, ADAPTER)
+        try:
+            inject_adapter_in_model(described, model, ADAPTER)
+        except ValueError as error:
+            raise ConfigError(
+                f"{type(model).__name__} takes no such adapter: "
+                f"{str(error).strip().splitlines()[0][:300]}\n"
+                f"Name others with model.lora.targets=[…]: it has {', '.join(known)}."
+            ) from error
     described.lora_dropout = lora.dropout
     for name, weight in model.named_parameters():
         weight.requires_grad_("lora_" in name)
@@ -268,20 +359,26 @@ class TrainingDropout(nn.Module):
         return nn.functional.dropout(x, self.rate, training=True)
 
 
+def _linear_maps(model: PreTrainedModel) -> list[str]:
+    """The names of the linear maps below the head."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+
+
 def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
-    """The last names of the linear maps to adapt.
+    """The last names of the linear maps to adapt; whole ones where others end alike.
 
     Raises:
         ConfigError: a name that no linear map of the body has.
     """
     from zoo.instantiate import did_you_mean
 
-    head = model.get_output_embeddings()
-    known = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    }
+    maps = _linear_maps(model)
+    known = {name.rpartition(".")[2] for name in maps}
     for name in lora.targets or ():
         if name not in known:
             raise ConfigError(
@@ -289,7 +386,10 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
                 f"{type(model).__name__}.{did_you_mean(name, known)} It has "
                 f"{', '.join(sorted(known))}."
             )
-    return sorted(known if lora.targets is None else lora.targets)
+    wanted = known if lora.targets is None else set(lora.targets)
+    others = {name for name, _ in model.named_modules()} - set(maps)
+    shared = wanted & {name.rpartition(".")[2] for name in others}  # "0" of a list of layers
+    return sorted(wanted - shared) + [n for n in maps if n.rpartition(".")[2] in shared]
 
 
 def _name_of(config: ModelConfig) -> str:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from zoo.batch import Batch, collate
+from zoo.config import ConfigError
 from zoo.models.head import chunked_logprobs
-from zoo.models.trunk import States, Trunk
+from zoo.models.trunk import States, Trunk, backbone_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ def disable_dropout(module: nn.Module) -> None:
             for name, value in list(vars(holder).items()) if holder is not None else ():
                 if "drop" in name and isinstance(value, float):
                     setattr(holder, name, 0.0)
+
+
+def recompute(module: nn.Module) -> None:
+    """Put into training mode what recomputes activations there, and nothing else, in place.
+
+    What lies within stays in evaluation mode: routers of experts draw at random in training.
+    """
+    for child in module.modules():
+        child.training = bool(getattr(child, "gradient_checkpointing", False))
 
 
 def trained_positions(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -109,7 +119,7 @@ class Policy(nn.Module):
 
     @property
     def backbone(self) -> nn.Module:
-        return self.model.base_model
+        return backbone_of(self.model)
 
     def forward(self, batch: Batch) -> PolicyOutput:
         rows, columns = trained_positions(batch)
@@ -135,7 +145,7 @@ class Policy(nn.Module):
         """Refuse a model whose head is not the linear map (and cap, scale) that we recompute.
 
         Raises:
-            ValueError: the chunked log-probs of two texts beside each other differ from the
+            ConfigError: the chunked log-probs of two texts beside each other differ from the
                 model's own logits of each alone, or these are not finite.
         """
         vocabulary = int(self.model.config.get_text_config().vocab_size)
@@ -153,14 +163,14 @@ class Policy(nn.Module):
         theirs = torch.cat(theirs)
         gap = float((ours - theirs).abs().max())
         if not bool(theirs.isfinite().all()):
-            raise ValueError(
+            raise ConfigError(
                 f"{type(self.model).__name__} gives log-probs that are not finite at temperature "
                 f"{self.temperature:g}: its weights are too large, or rollout.temperature is too "
                 "small."
             )
         tolerance = 1e-3 if self.trunk.dtype == torch.float32 else 0.25
         if not gap < tolerance:
-            raise ValueError(
+            raise ConfigError(
                 f"{type(self.model).__name__}: log-probs from its head differ by {gap:.3g} nats "
                 "from its own logits, so its head is not linear in the last hidden state, or it "
                 "reads texts otherwise beside longer ones. zoo supports linear heads with an "

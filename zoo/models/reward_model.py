@@ -19,7 +19,7 @@ from zoo.config import ConfigError, ModelConfig
 from zoo.models.loading import check_finite, from_hub
 from zoo.models.lora import merge_into
 from zoo.models.policy import disable_dropout
-from zoo.models.trunk import Trunk
+from zoo.models.trunk import Trunk, backbone_of
 from zoo.seeds import torch_generator
 
 # In the config.json of a saved reward model that was judged: mean and deviation of its scores.
@@ -85,8 +85,7 @@ class RewardModel(nn.Module):
         mask = attention_mask.long()
         if self.head is None:
             return self.model(input_ids=input_ids, attention_mask=mask).logits[:, 0].float()
-        backbone: Any = self.model.base_model
-        hidden = backbone(
+        hidden = backbone_of(self.model)(
             input_ids=input_ids, attention_mask=mask, use_cache=False
         ).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)
@@ -169,7 +168,7 @@ def from_policy(
     head = getattr(shell, "score", None)
     if not isinstance(head, nn.Linear) or shell.base_model_prefix != model.base_model_prefix:
         raise refused
-    setattr(shell, shell.base_model_prefix, model.base_model)
+    setattr(shell, shell.base_model_prefix, backbone_of(model))
     width = head.in_features
     weight = torch.randn(1, width, generator=torch_generator(seed, "reward head"))
     # Without the default draws, which would move the global generator.

@@ -71,9 +71,9 @@ class Trunk:
         if self.packed and batch.input_ids.shape[1] <= self._longest:
             body = self._packed_body()
             layout = packing.Layout.of(batch, self.dtype)
-            return States(body, layout.hidden(_backbone(body)), layout)
+            return States(body, layout.hidden(backbone_of(body)), layout)
         body = self._padded_body()
-        hidden = _backbone(body)(
+        hidden = backbone_of(body)(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask.long(),
             use_cache=False,
@@ -170,8 +170,15 @@ def _ways(device: torch.device) -> list[str]:
     return [packing.ATTENTION]
 
 
-def _backbone(body: Any) -> Any:
-    return getattr(body, "base_model", body)
+def backbone_of(model: Any) -> Any:
+    """The part of a model below its head, which makes the hidden states; itself if it has none."""
+    base = getattr(model, "base_model", model)
+    if base is not model or getattr(model, "lm_head", None) is None:
+        return base
+    # Its base_model_prefix is that of a larger model (Llama 4): what holds the embeddings
+    embeddings = model.get_input_embeddings()
+    holds = (c for c in model.children() if c is not embeddings and embeddings in c.modules())
+    return next(holds, base)
 
 
 def _window(model: nn.Module) -> int:

@@ -163,6 +163,7 @@ class Twin:
         self.casts = casts
         self.trains = trains  # gradients at casts go to their masters
         self._body: Any = None
+        self._modules: list[tuple[nn.Module, nn.Module]] = []
         self._weights: list[tuple[nn.Module, str, nn.Module]] = []
         self._known: list[Tensor | None] = []
         self._frozen: list[bool] = []
@@ -177,8 +178,8 @@ class Twin:
             self._device = device
             self._build()
         body: Any = self._body
-        if body.training != self.source.training:
-            body.train(self.source.training)
+        for mine, theirs in self._modules:  # modes differ within a model: see `recompute`
+            mine.training = theirs.training
         if self.casts is not None:
             self.casts.refresh()
             frozen = [m is None or not m.requires_grad for m in self._known]
@@ -212,10 +213,9 @@ class Twin:
         if self.attention is not None:
             self._body.set_attn_implementation(self.attention)
             keep_less(self._body)
+        self._modules = list(zip(self._body.modules(), self.source.modules(), strict=True))
         self._weights = [
-            (mine, name, theirs)
-            for mine, theirs in zip(self._body.modules(), self.source.modules(), strict=True)
-            for name in theirs._parameters
+            (mine, name, theirs) for mine, theirs in self._modules for name in theirs._parameters
         ]
         self._known = self._masters()
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -313,13 +313,17 @@ def _ask(run: Run) -> None:
         "evals.jsonl": lambda: [_ask_evaluation(evaluation) for evaluation in run.evaluations],
     }
     for name, ask in asked.items():
-        try:
+        with _in_file(name):
             ask()
-        except READING as error:
-            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"{name} holds what zoo does not write: {what.rstrip('.')}."
-            ) from error
+
+
+@contextmanager
+def _in_file(name: str) -> Iterator[None]:
+    try:
+        yield
+    except READING as error:
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} holds what zoo does not write: {what.rstrip('.')}.") from error
 
 
 def _ask_summary(summary: dict[str, Any]) -> None:
@@ -348,14 +352,17 @@ def _ask_evaluation(evaluation: Evaluation) -> None:
 def _read_run(folder: Path) -> Run:
     config = _read_config(folder / "config.yaml")
     meta = _read_json(folder / "meta.json") or {}
-    seed = int(config.get("seed", meta.get("seed", 0)))
+    with _in_file("config.yaml"):
+        seed = int(config.get("seed", meta.get("seed", 0)))
     error = folder / "error.txt"
-    evaluations = {
-        (int(r["step"]), str(r["set"])): Evaluation(  # of a repeated step, the later one
-            int(r["step"]), str(r["set"]), str(r.get("kind", "accuracy")), seed, r
-        )
-        for r in read_jsonl(folder / "evals.jsonl")
-    }
+    records = read_jsonl(folder / "evals.jsonl")
+    with _in_file("evals.jsonl"):
+        evaluations = {
+            (int(r["step"]), str(r["set"])): Evaluation(  # of a repeated step, the later one
+                int(r["step"]), str(r["set"]), str(r.get("kind", "accuracy")), seed, r
+            )
+            for r in records
+        }
     return Run(
         folder=folder,
         config=config,
@@ -371,7 +378,7 @@ def _read_run(folder: Path) -> Run:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"{path} is not yaml: {first}. The same command writes it anew.") from None
     if not isinstance(found, dict):
@@ -384,7 +391,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}. Delete the file or the run.") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no object. Delete the file or the run.")

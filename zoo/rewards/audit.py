@@ -14,7 +14,7 @@ from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.left_out import LeftOut, heard
-from zoo.rewards.score import score
+from zoo.rewards.score import Patience, score
 from zoo.types import Completion, Prompt, Reward
 
 HELP = """zoo audit LABELLED.jsonl [reward=NAME] [against=NAME] [style=gsm8k] [out=FOLDER] [limit=N]
@@ -261,7 +261,7 @@ def judge(reward: Reward, rows: Sequence[Labelled]) -> list[Judged]:
     for row in track(rows, "asking", transient=True, disable=len(rows) < 500):
         completion = Completion(row.completion, (), (), truncated=False)
         started = time.perf_counter()
-        output = score(reward, [row.prompt], [completion])
+        output = score(reward, [row.prompt], [completion], Patience(of_run=False))
         seconds = time.perf_counter() - started
         reason = output.reasons[0] if output.reasons else ""
         judged.append(Judged(row, output.total[0], reason, seconds))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import os
 import signal
+import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -35,29 +38,57 @@ class Alarm(BaseException):
         self.where = where
 
 
-def within(seconds: float | None, function: Callable[..., T], arguments: dict[str, Any]) -> T:
+def within(
+    seconds: float | None,
+    function: Callable[..., T],
+    arguments: dict[str, Any],
+    name: str = "a function",
+) -> T:
     """`function(**arguments)`, given up after `seconds` (None: never).
 
     On the main thread of a Unix process a timer's signal interrupts the call, which also frees
     what it waited for, and lets the function use signals of its own: where it takes the timer or
     its handler for itself, another thread interrupts it a second later. A call inside another's
-    deadline keeps to the earlier of the two. One that holds Python's lock in foreign code, where no
-    signal is looked at, ends the process a minute later with its traceback on standard error: a run
-    that ends can be resumed, one that hangs cannot. Elsewhere the call runs in a daemon thread
-    that is left behind when it is late.
+    deadline keeps to the earlier of the two. One that swallows every interrupt ends the process a
+    minute later with a word on standard error, and one that holds Python's lock in foreign code,
+    where no signal is looked at, with its traceback: a run that ends can be resumed, one that hangs
+    cannot. Elsewhere the call runs in a daemon thread that is left behind when it is late.
 
+    A process that the function forks, and that comes back from it too, ends at once: it would be a
+    second run of the same name.
+
+    Args:
+        name: of the function in messages.
     Raises:
         LateError: the time is over; says where the function was.
     """
+    here = os.getpid()
+
+    def call(**given: Any) -> T:
+        try:
+            return function(**given)
+        finally:
+            if os.getpid() != here:
+                _end(f"a process that {name} forked came back from it, and ends.")
+
     if seconds is None:
-        return function(**arguments)
+        return call(**arguments)
     seconds = min(seconds, LONGEST_SECONDS)
     if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
-        return _by_signal(seconds, function, arguments)
-    return _in_thread(seconds, function, arguments)
+        return _by_signal(seconds, call, arguments, name)
+    return _in_thread(seconds, call, arguments)
 
 
-def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, Any]) -> T:
+def _end(text: str) -> NoReturn:
+    """End this process as it is, with one line; what others wait for in it may never come."""
+    with contextlib.suppress(OSError):  # a terminal that went away
+        os.write(2, f"zoo: {text}\n".encode(errors="replace"))
+    os._exit(1)
+
+
+def _by_signal(
+    seconds: float, function: Callable[..., T], arguments: dict[str, Any], name: str
+) -> T:
     outer, every = signal.getitimer(signal.ITIMER_REAL)
     if 0 < outer <= seconds:
         return function(**arguments)  # the deadline around it comes first
@@ -72,13 +103,14 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
         raise alarms[0]
 
     # Not inside another's deadline: that one's is there.
-    unwatch = (lambda: None) if outer else _watched(seconds, late)
+    unwatch = (lambda: None) if outer else _watched(seconds, late, name)
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     try:  # the alarm may come as soon as its timer is set, and anywhere below
         try:
             signal.signal(signal.SIGALRM, late)
             if not outer:  # one last resort, the outermost call's, where nothing else could end it
-                faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=2)
+                last = seconds + GRACE_SECONDS + 2 * WATCHDOG_SECONDS  # after the watching thread
+                faulthandler.dump_traceback_later(last, exit=True, file=2)
             # Repeated, because a `finally` or a bare `except` of the function may swallow the first
             signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
             return function(**arguments)
@@ -101,14 +133,26 @@ def _by_signal(seconds: float, function: Callable[..., T], arguments: dict[str, 
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), every)
 
 
-def _watched(seconds: float, late: Callable[[int, FrameType | None], None]) -> Callable[[], None]:
-    """Calls `late` on the main thread by a signal that nobody else uses; returns what ends this."""
+def _watched(
+    seconds: float, late: Callable[[int, FrameType | None], None], name: str
+) -> Callable[[], None]:
+    """Calls `late` on the main thread by a signal that nobody else uses; returns what ends this.
+
+    After the grace it ends the process.
+    """
     number = signal.SIGVTALRM
     main, done, before = threading.get_ident(), threading.Event(), signal.getsignal(number)
 
     def watch() -> None:
-        left = seconds + WATCHDOG_SECONDS
+        left, ends = seconds + WATCHDOG_SECONDS, time.monotonic() + seconds + GRACE_SECONDS
         while not done.wait(left):
+            if time.monotonic() >= ends:
+                place = _place(sys._current_frames().get(main))
+                _end(
+                    f"{name} did not give up ({place}) {GRACE_SECONDS:g} s after its time of "
+                    f"{seconds:g} s, so the process ends. Let it swallow no BaseException, or give "
+                    "it more time (train.reward_timeout); a run goes on with the same command."
+                )
             signal.pthread_kill(main, number)
             left = WATCHDOG_SECONDS
 

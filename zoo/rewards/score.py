@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from zoo.config import ConfigError, OnError
@@ -35,6 +36,7 @@ class Patience:
 
     seconds: float | None = 1800.0  # for the completions of a round together; None: for ever
     on_error: OnError = OnError.stop
+    of_run: bool = True  # the two are settings of a run, which a message may point at
 
 
 PATIENCE = Patience()
@@ -167,7 +169,8 @@ class _Asked:
         prompts = [replace(p, messages=_copy(p.messages), columns=_copy(p.columns)) for p in asked]
         given = list(completions)
         with _settings_of_torch():
-            output = within(self.patience.seconds, lambda: self.reward(prompts, given), {})
+            name = f"reward {self.name}"
+            output = within(self.patience.seconds, lambda: self.reward(prompts, given), {}, name)
         self._refuse_async(output)
         rows = [self.rows[place] for place in places]
         return check_output(output, completions, self.name, rows, asked)
@@ -245,10 +248,12 @@ class _Asked:
                 f"at row {self.rows[row]} (prompt {self.prompts[row].id}), whose text is "
                 f"{self.completions[row].text[:80]!r}"
             )
-        return (
-            f"reward {self.name} {what} {rows}. Correct it, return None for what cannot be scored, "
-            "or set train.reward_on_error=abstain."
-        ) + (" train.reward_timeout is its time." if isinstance(failure, LateError) else "")
+        told = f"reward {self.name} {what} {rows}. Correct it, "
+        if not self.patience.of_run:
+            return f"{told}or return None for what cannot be scored."
+        told += "return None for what cannot be scored, or set train.reward_on_error=abstain."
+        late = isinstance(failure, LateError)
+        return f"{told} train.reward_timeout is its time." if late else told
 
 
 @contextmanager
@@ -265,6 +270,16 @@ def _settings_of_torch() -> Iterator[None]:
     def set_device(device: torch.device) -> None:
         torch.set_default_device(None if device.type == "cpu" else device)
 
+    def autocast_depth() -> int:  # while it is not 0, casted weights are kept from step to step
+        torch.autocast_increment_nesting()
+        return torch.autocast_decrement_nesting()
+
+    def set_autocast_depth(depth: int) -> None:
+        for _ in range(autocast_depth() - depth):
+            torch.autocast_decrement_nesting()
+        if depth == 0:
+            torch.clear_autocast_cache()
+
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),
@@ -272,7 +287,14 @@ def _settings_of_torch() -> Iterator[None]:
         (torch.get_num_threads, torch.set_num_threads),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         (precision, torch.set_float32_matmul_precision),
+        (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        (autocast_depth, set_autocast_depth),
     ]
+    for kind in ("cpu", "cuda"):
+        settings += [
+            (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)),
+            (partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)),
+        ]
     before = [get() for get, _ in settings]
     try:
         yield

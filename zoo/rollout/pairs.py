@@ -228,7 +228,7 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
 
 
 def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
-    if not file.exists():
+    if not file.is_file():  # reading a pipe would wait for ever
         return None
     try:
         head_line, _, body = file.read_text(encoding="utf-8").partition("\n")

@@ -148,11 +148,12 @@ class _Decoder:
         self._check(prompts, sampling)
         # Prompts of similar length share a prefill, so little of it is padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        training = self._model.training
+        modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         with torch.no_grad():
             made = self._decode([prompts[i] for i in order], [keys[i] for i in order], n, sampling)
-        self._model.train(training)
+        for module, training in modes:
+            module.training = training
         results: list[list[Completion]] = [[] for _ in prompts]
         for i, completions in zip(order, made, strict=True):
             results[i] = completions

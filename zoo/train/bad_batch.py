@@ -46,10 +46,11 @@ def bad_rows(batch: Batch, policy: Any) -> list[tuple[int, str]]:
 
 
 def describe_rows(batch: Batch, rows: list[tuple[int, str]]) -> str:
-    """A few words that name the rows, or say that none can be blamed."""
+    """A noun phrase that names the rows; all of them where none can be blamed."""
     if not rows:
         prompts = ", ".join(batch.prompt_ids[:NAMED])
-        return f"each row by itself is finite; its prompts are {prompts}"
+        more = ", …" if len(batch.prompt_ids) > NAMED else ""
+        return f"all rows (each is finite by itself; prompts {prompts}{more})"
     if len(rows) == batch.n_rows and rows[0][1] == "the policy's log-probs":
         return "all rows (the policy's log-probs are not finite: its weights are broken)"
     named = [

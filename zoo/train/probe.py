@@ -25,9 +25,10 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
 
     The batch is the source's `fullest`: the longest prompts (or data), completions up to the limit,
     and in every group both rewards, so that nothing is skipped. Sizes then depend on the
-    configuration alone, and are the same to the byte in every run on a CPU. The learning rate is 0
-    and the weights stay as they are, bit for bit; the states of the optimizers are lost, so it is
-    called when all is saved. With several processes a phase is that of the process that holds most.
+    configuration alone, and are the same to the byte in every run of one process on a CPU. The
+    learning rate is 0 and the weights stay as they are, bit for bit; the states of the optimizers
+    are lost, so it is called when all is saved. With several processes a phase is that of the
+    process that holds most, and what they tell each other counts.
 
     Args:
         fresh: begin without optimizer states, as a run does.
