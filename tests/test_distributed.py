@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -173,6 +176,65 @@ def test_a_process_beyond_those_of_the_launcher_is_refused(
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ConfigError, match=f"RANK={rank} is none of WORLD_SIZE={size} processes"):
         import_module("zoo.build").make_accelerator(None)
+
+
+@pytest.mark.parametrize(
+    "before", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, None]
+)
+def test_while_processes_are_waited_for_an_ignored_signal_stays_ignored(
+    before: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = signal.getsignal(signal.SIGINT)
+    try:
+        if before is None:  # a handler that is none of Python's, which it cannot put back
+            monkeypatch.setattr(signal, "getsignal", lambda number: None)
+            monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("replaced"))
+        else:
+            signal.signal(signal.SIGINT, before)
+        with distributed.waiting_told():
+            ends = signal.SIG_DFL if before is signal.default_int_handler else before
+            assert signal.getsignal(signal.SIGINT) is ends
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, mine)
+
+
+@pytest.mark.parametrize(
+    ("variable", "waits"), [("FSDP_VERSION", False), ("LOCAL_RANK", True), ("WORLD_SIZE", True)]
+)
+def test_only_where_processes_meet_they_are_said_to_be_waited_for(
+    variable: str, waits: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    class Slow(Exception):
+        pass
+
+    def slow(**_: Any) -> None:
+        time.sleep(0.3)
+        raise Slow
+
+    build = import_module("zoo.build")
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    monkeypatch.setenv(variable, "2")
+    monkeypatch.setattr(build, "Accelerator", slow)
+    monkeypatch.setattr(distributed, "TOLD_AFTER_SECONDS", 0.01)
+    with pytest.raises(ConfigError, match=f"{variable}=2. Slow"):
+        build.make_accelerator(structured(compose(["train.device=cpu"])))
+    assert capsys.readouterr().err.startswith("waiting until all") is waits
+
+
+def test_a_torch_without_distributed_trains_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in distributed._PLACE:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    monkeypatch.delattr(torch.distributed, "is_initialized")
+    monkeypatch.setitem(sys.modules, "torch.distributed.rendezvous", None)  # importing it fails
+    fresh = runpy.run_path(str(distributed.__file__))
+    assert fresh["meet"]() is None
+    assert fresh["expected_processes"]() == 1 and fresh["gathered"](3) == [3]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -245,6 +245,41 @@ LEANING = {
     "constant elsewhere": ("from leans_on import W as V\ndef f(c): return V", "W = VALUE"),
     "constant, star": ("from leans_on import *\ndef f(c): return W", "W: float = VALUE"),
     "constant in a package": ("from leans_in.between import g\ndef f(c): return g", "g = VALUE"),
+    "default changed by a helper": (
+        "def f(c, k=1.0): return k\ndef g(h): h.__defaults__ = (VALUE,)\ng(f)",
+        "",
+    ),
+    # Names that the code uses and the module does not hold, now or here.
+    "not set yet": ("def g():\n  global M\n  M = VALUE\ndef f(c): return M", ""),
+    "not installed": (
+        "try:\n  import leans_absent\n  HAS = 0\nexcept ImportError: HAS = VALUE\n"
+        "def f(c): return c if HAS else leans_absent",
+        "",
+    ),
+    "for annotations": (
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING: from decimal import Decimal\ndef f(c: Decimal, k=[VALUE]): return k",
+        "",
+    ),
+    "under a condition": (
+        "if not __name__: from decimal import Decimal\ndef f(c): return c and Decimal(VALUE)",
+        "",
+    ),
+    "with, deleted": (
+        "from contextlib import nullcontext\nwith nullcontext(VALUE) as h: T = [h]\ndel h\n"
+        "def f(c): return T",
+        "",
+    ),
+    "loop, deleted": (
+        "T = {}\nfor i in (1, VALUE): T[i] = i\ndel i\ndef f(c): return T",
+        "",
+    ),
+    "deleted itself": ("K = [VALUE]\ndef f(c, k=K): return k\nkept = [f]\ndel K", ""),
+    "builtin with underscores": ("def f(c): return __import__('json').dumps(VALUE)", ""),
+    "annotated class of a function": (
+        "def f(c):\n  class J:\n    x: int = VALUE\n  return J",
+        "",
+    ),
     "put there": ("globals()['P'] = VALUE\ndef f(c): return P", ""),
     "put there from outside": (
         "import sys\nsetattr(sys.modules[__name__], 'Q', VALUE)\ndef f(c): return Q",

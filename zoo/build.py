@@ -272,7 +272,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     told = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _LAUNCHER.match(name)]
     meets = expected_processes() > 1 or "LOCAL_RANK" in os.environ
     try:
-        with waiting_told() if told else contextlib.nullcontext():
+        with waiting_told() if meets else contextlib.nullcontext():
             # Held until the process group has its own, which is served at the same place.
             met = meet() if meets and (cpu or torch.accelerator.is_available()) else None
             made = Accelerator(mixed_precision="no", cpu=cpu or None, kwargs_handlers=[ddp])  # pyright: ignore

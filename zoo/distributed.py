@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from zoo.config import ConfigError
 
@@ -104,8 +103,11 @@ def meet() -> object:
     Raises:
         torch.distributed.DistError: they were not there within PATIENCE.
     """
-    if dist.is_initialized() or not all(name in os.environ for name in _PLACE):
+    if not dist.is_available() or dist.is_initialized() or any(n not in os.environ for n in _PLACE):
         return None
+    # Not at the top: a PyTorch built without distributed has none
+    from torch.distributed.rendezvous import rendezvous
+
     return next(iter(rendezvous("env://", timeout=PATIENCE)))
 
 
@@ -124,7 +126,11 @@ def waiting_told() -> Iterator[None]:
     timer.daemon = True
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        # The others are not Python's: a signal that is ignored, as under nohup, stays so
+        before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
     timer.start()
     try:
         yield

@@ -35,12 +35,13 @@ _Statement = tuple[str, types.CodeType, ast.stmt]  # with its source
 def identity(value: Any) -> str:
     """Eight hexadecimal digits, equal in every process for equal code and equal state.
 
-    Of a function counts its source, its defaults, what it encloses, the modules it imports, and
-    what it names of its module: functions, classes, modules and constants as they are, others
-    (objects, lists, what is made at run time) by the statements that make them; of a module its
-    source and the modules it imports; of a functools.partial its parts; of an object its class and
-    all its attributes. Code of zoo and of libraries counts by its name alone, and what cannot be
-    looked into (a lock, a connection) by its type.
+    Of a function counts its source, what it encloses, the modules it imports, its defaults, and
+    what it names of its module. Of these last two, functions, classes, modules and constants count
+    as they are, others (objects, lists, what is made at run time or read from the environment) by
+    the statements that make them. Of a module counts its source and the modules it imports; of a
+    functools.partial its parts; of an object its class and all its attributes. Code of zoo and of
+    libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
+    its type.
     """
     return _Walk(value).of(value)[:8]
 
@@ -74,6 +75,7 @@ class _Walk:
         self._inside: dict[int, int] = {}  # id → depth, of what is being told: it may hold itself
         self._known: dict[int, str] = {}  # id of code → what was told of it
         self._made: dict[tuple[int, str], str] = {}  # a global → what was told of its making
+        self._statements: dict[int, dict[str, list[_Statement]]] = {}  # of namespaces, by id
 
     def of(self, value: Any) -> str:
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
@@ -175,7 +177,8 @@ class _Walk:
             cells = [_content(cell) for cell in value.__closure__ or ()]
             namespace, name = value.__globals__, value.__qualname__
             defaults = (value.__defaults__, value.__kwdefaults__)
-            if any(defaults) and name in namespace and name in _made_by(namespace):
+            made = any(defaults) and name in self._made_by(namespace)
+            if made and not self._constant(name, namespace):
                 yield self._making(name, namespace)  # they may be made at run time, or changed
             else:
                 yield from map(self.of, defaults)
@@ -186,25 +189,28 @@ class _Walk:
         """What code names of its module, and what it imports itself."""
         for name in sorted(_globals(code)):
             value = namespace.get(name)
-            if isinstance(value, (*_CODE, functools.partial, re.Pattern)):
+            if name not in namespace:  # a builtin, or not made yet, not here, or deleted
+                if name in self._made_by(namespace):
+                    yield self._making(name, namespace)
+            elif isinstance(value, (*_CODE, functools.partial, re.Pattern)):
                 yield self._item(name, value)
                 if isinstance(value, types.ModuleType) and self._looked_into(value.__name__):
                     yield self._making(name, namespace)  # of a package: which modules of it
-            elif type(value) not in _PLAIN or not _constant(name, namespace):
+            elif type(value) not in _PLAIN or not self._constant(name, namespace):
                 yield self._making(name, namespace)
-            elif name in namespace:
+            else:
                 yield _hash(name, repr(value))
         yield from self._modules(_imports(code, namespace.get("__package__")))
 
     def _making(self, name: str, namespace: dict[str, Any]) -> str:
         """A global by the statements that make it: what code changes in it is no part of it."""
-        key, value = (id(namespace), name), namespace[name]
+        key, value = (id(namespace), name), namespace.get(name)
         if key in self._made:
             return self._made[key]
         self._made[key] = _hash("again", name)
         told = list[str]()
         if self._looked_into(str(namespace.get("__name__"))):
-            known = _made_by(namespace)
+            known = self._made_by(namespace)
             for text, code, _ in known.get(name, known.get("*", ())):
                 told += [text, *self._named(code, namespace)]
         own = self._looked_into(type(value).__module__)
@@ -215,6 +221,37 @@ class _Walk:
             told += [self.of(value)] if fixed else []
         self._made[key] = _hash(name, *told)
         return self._made[key]
+
+    def _made_by(self, namespace: Mapping[str, Any]) -> dict[str, list[_Statement]]:
+        """The statements of a module; of what is none, as a notebook's cells are, nothing."""
+        if id(namespace) not in self._statements:
+            module = str(namespace.get("__name__"))
+            there = getattr(sys.modules.get(module), "__dict__", None) is namespace
+            self._statements[id(namespace)] = _statements(_source(module)) if there else {}
+        return self._statements[id(namespace)]
+
+    def _constant(
+        self, name: str, namespace: Mapping[str, Any], through: tuple[str, ...] = ()
+    ) -> bool:
+        """Whether a global is what is written down for it, in its module or in one it is from.
+
+        Of a function, its defaults. So is one that no statement makes: typed into an interpreter,
+        or put there by other code.
+        """
+        known, module = self._made_by(namespace), str(namespace.get("__name__"))
+        if name.startswith("__") and name not in known:
+            return False  # __file__ is where the code lies, not what it is
+        for _, _, statement in known.get(name, known.get("*", ())):
+            if isinstance(statement, ast.ImportFrom):
+                there = _imported(statement, namespace)
+                names = {item.asname or item.name: item.name for item in statement.names}
+                told = names.get(name, name)
+                known_there = told in there and module not in through
+                if known_there and not self._constant(told, there, (*through, module)):
+                    return False
+            elif not _written(statement, name):
+                return False
+        return True
 
     def _modules(self, names: Collection[str]) -> Iterator[str]:
         """The sources of modules and of all that they import. Nothing is imported for it."""
@@ -303,43 +340,25 @@ def _statements(source: str) -> dict[str, list[_Statement]]:
     return found
 
 
-def _made_by(namespace: Mapping[str, Any]) -> dict[str, list[_Statement]]:
-    """The statements of a module; of what is none, as a notebook's cells are, nothing."""
-    module = str(namespace.get("__name__"))
-    there = getattr(sys.modules.get(module), "__dict__", None) is namespace
-    return _statements(_source(module)) if there else {}
-
-
-def _constant(name: str, namespace: Mapping[str, Any], through: tuple[str, ...] = ()) -> bool:
-    """Whether a global holds what is written down for it, in its module or in one it is from.
-
-    So does one that no statement makes: typed into an interpreter, or put there by other code.
-    """
-    known, module = _made_by(namespace), str(namespace.get("__name__"))
-    if name.startswith("__") and name not in known:
-        return False  # __file__ is where the code lies, not what it is
-    for _, _, statement in known.get(name, known.get("*", ())):
-        if isinstance(statement, ast.ImportFrom):
-            there = _imported(statement, namespace)
-            names = {item.asname or item.name: item.name for item in statement.names}
-            told = names.get(name, name)
-            known_there = told in there and module not in through
-            if known_there and not _constant(told, there, (*through, module)):
-                return False
-        elif not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or any(
-            not isinstance(node, _WRITTEN) for node in ast.walk(statement.value or statement)
-        ):
+def _written(statement: ast.stmt, name: str) -> bool:
+    """Whether what a statement gives to a name is a constant, or a function's defaults are."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        given: list[ast.AST] = [statement.value or statement]
+    elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        if statement.name != name or statement.decorator_list:  # a decorator may make others
             return False
-    return True
+        given = [d for d in (*statement.args.defaults, *statement.args.kw_defaults) if d]
+    else:
+        return False
+    return all(isinstance(node, _WRITTEN) for value in given for node in ast.walk(value))
 
 
-def _imported(statement: ast.stmt, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+def _imported(statement: ast.ImportFrom, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the module holds that a `from … import` reads."""
     name = ""
-    if isinstance(statement, ast.ImportFrom):
-        with contextlib.suppress(ImportError, ValueError):
-            above = "." * statement.level + (statement.module or "")
-            name = importlib.util.resolve_name(above, namespace.get("__package__"))
+    with contextlib.suppress(ImportError, ValueError):
+        above = "." * statement.level + (statement.module or "")
+        name = importlib.util.resolve_name(above, namespace.get("__package__"))
     return getattr(sys.modules.get(name), "__dict__", {})
 
 

@@ -35,7 +35,7 @@ from benchmarks.speed.contests import (
 )
 from benchmarks.speed.peers import OLDER, TRL, default_folder, older_of, python_of
 from benchmarks.speed.records import check, check_search
-from benchmarks.speed.table import Judged, agreement, disturbed, not_best, table, uneven, write
+from benchmarks.speed.table import Judged, disturbed, lacking, table, write
 from benchmarks.speed.workloads import W1, W2, Workload, prepare
 from zoo.measure.files import write_text
 from zoo.measure.provenance import meta
@@ -113,15 +113,11 @@ def _held_before(name: str, records: dict[str, Any], options: argparse.Namespace
     record = records.get(name)
     if record is None or (disturbed(record) and not options.anyway):
         return False
-    if contest is None:
-        return True
-    if uneven(record, options.steps):
+    if lacking(name, record, options.steps, peers=not options.no_peers):
         return False
-    if options.no_peers or not contest.peers:
+    if contest is None or options.no_peers or not contest.peers:
         return True
-    if record.get("search_of", "") not in ("", contest.searched) or not_best(record):
-        return False
-    if any(same is None for _, _, same in agreement({name: record})):
+    if record.get("search_of", "") not in ("", contest.searched):
         return False
     return set(contest.sides) <= set(record["contenders"])
 
@@ -168,7 +164,8 @@ def _read(folder: Path) -> dict[str, Any]:
                     check_search(read)
             except (OSError, ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{path} is no record ({error}). Delete it: the same command makes it again."
+                    f"{path} is no record ({error}). Delete it: the command, without --only or "
+                    f"with --only {name}, makes it again."
                 ) from error
     return found
 

@@ -50,13 +50,15 @@ def check_search(tried: Any) -> None:
         _is(one, dict, where)
         _is(one.get("name"), str, f"{where}.name")
         _setting(one, where)
-        if one.get("seconds") is not None:
+        if "seconds" not in one:
+            raise ValueError(f"{where}.seconds is missing; null says that the setting failed")
+        if one["seconds"] is not None:
             _number(one["seconds"], f"{where}.seconds", above=True)
 
 
 def _side(where: str, side: str, found: Any) -> None:
     _is(found, dict, where)
-    if side.startswith("TRL"):
+    if side.startswith("TRL") or "precision" in found:
         _setting(found, where)
     _is(found.get("steps"), list, f"{where}.steps")
     if not found["steps"]:

@@ -306,7 +306,7 @@ def judge(records: Records) -> list[Judged]:
         why = _open(bar.contest, record)
         try:
             ratio = bar.ratio(record)
-        except (KeyError, ZeroDivisionError):
+        except (KeyError, TypeError, ZeroDivisionError):  # left out, null or 0
             ratio, why = None, "not measured: a side or a figure of it is missing"
         met = ratio is not None and not why and _reaches(bar, ratio, bar.must)
         sides = record.get("contenders", {}).values()
@@ -320,16 +320,30 @@ def judge(records: Records) -> list[Judged]:
     return found
 
 
-def _open(contest: str, record: Mapping[str, Any]) -> str:
+def _open(contest: str, record: dict[str, Any]) -> str:
     """Why a contest is not judged; empty where it is."""
     if disturbed(record):
         return "not judged: other work on the machine"
-    if found := uneven(record, STEPS) or not_best(record):
+    if found := lacking(contest, record, STEPS):
+        return found
+    same = all(same for _, _, same in agreement({contest: record}))
+    return "" if same else "not judged: the sides differ"
+
+
+def lacking(contest: str, record: dict[str, Any], least: int, peers: bool = True) -> str:
+    """What keeps a record from being judged until it is held again; empty where nothing does.
+
+    Args:
+        contest: its name.
+        record: of the contest.
+        least: fewer timed steps do not count.
+        peers: whether TRL's sides are looked at too.
+    """
+    if found := uneven(record, least) or (peers and not_best(record)):
         return f"not judged: {found}"
-    compared = list(agreement({contest: dict(record)}))
-    if missing := [what for _, what, same in compared if same is None]:
-        return f"the same work was not shown: {'; '.join(missing)}"
-    return "" if all(same for _, _, same in compared) else "not judged: the sides differ"
+    compared = agreement({contest: record}) if peers else ()
+    missing = [what for _, what, same in compared if same is None]
+    return f"the same work was not shown: {'; '.join(missing)}" if missing else ""
 
 
 def disturbed(record: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ class Rewards(torch.nn.Module):
     def __init__(self, tokenizer: Any, context: int) -> None:
         super().__init__()
         self.tokenizer, self.context = tokenizer, context
+        self.end, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self.kept = self.decoded = 0
 
     @property
@@ -48,17 +49,20 @@ class Rewards(torch.nn.Module):
 
     def _backbone(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
         completions, real = input_ids[:, self.context :], attention_mask[:, self.context :].bool()
-        self.kept += int(real.sum())
+        columns = torch.arange(1, real.shape[1] + 1, device=real.device)
+        lengths = (real * columns).amax(1)  # up to the last token that is no padding
+        if self.pad == self.end:  # and the end after it, which looks like padding
+            lengths = (lengths + 1).clamp(max=real.shape[1])
+        self.kept += int(lengths.sum())
         self.decoded += real.numel()
-        rows = zip(completions, real, strict=True)
-        texts = [self._text(ids[mask].tolist()) for ids, mask in rows]
+        # TRL masks every padding token, and so an end too where the tokenizer pads with it.
+        texts = [self._text(ids) for ids in completions.masked_fill(~real, self.pad).tolist()]
         rewards = torch.tensor(score([], texts), device=input_ids.device)
         hidden = rewards[:, None, None].expand(*input_ids.shape, 1)
         return type("Output", (), {"hidden_states": (hidden,)})()
 
     def _text(self, ids: list[int]) -> str:
-        end = self.tokenizer.eos_token_id
-        kept = ids[: ids.index(end)] if end in ids else ids
+        kept = ids[: ids.index(self.end)] if self.end in ids else ids
         return self.tokenizer.decode(
             kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.tiny import MODELS, family, llama, ragged_batch, tokens
+from tests.models.tiny import MODELS, family, gpt2, llama, ragged_batch, tokens
 from zoo.config import ConfigError, LoraConfig, ModelConfig
 from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.measure.cost import ModelCost
@@ -505,6 +505,95 @@ def test_an_adapter_that_is_more_than_b_times_a_is_not_trained_further(
     with pytest.raises(ConfigError, match=r"model\.lora\.rank=null it is merged") as refused:
         load_trained(settings(path=str(folder)))
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "eva", False])
+@pytest.mark.filterwarnings("ignore")
+def test_a_start_that_leaves_the_base_alone_is_trained_further(base: Path, init: Any) -> None:
+    rank = 4  # orthogonal takes even ones
+    folder, made = made_by_peft(base, r=rank, init_lora_weights=init)
+    model, _ = load_trained(settings(path=str(folder), rank=rank))
+    batch = ragged_batch()
+    wanted = logits(made, batch)
+    assert (wanted - logits(load_base(settings(path=str(base))), batch)).abs().max() > 0.1
+    torch.testing.assert_close(logits(model, batch), wanted, rtol=0, atol=1e-5)
+    save_policy(model, arithmetic_tokenizer(), base.parent / "again")
+    again, _ = load_trained(settings(path=str(base.parent / "again"), rank=rank))
+    assert torch.equal(logits(again, batch), logits(model, batch))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings_of_it"),
+    [
+        ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+        ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
+        ("AdaptionPromptConfig", {"adapter_len": 4, "adapter_layers": 1}),
+        ("of a later peft", {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_adds_nothing_to_weights_is_neither_merged_nor_said_to_be(
+    base: Path, kind: str, settings_of_it: dict[str, Any]
+) -> None:
+    import peft
+
+    folder, _ = made_by_peft(base)
+    if settings_of_it:
+        described = getattr(peft, kind)(task_type="CAUSAL_LM", **settings_of_it)
+        made: Any = peft.get_peft_model(load_base(settings(path=str(base))), described)
+        made.peft_config["default"].base_model_name_or_path = str(base)
+        made.save_pretrained(str(folder))
+    else:
+        facts = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(facts | {"peft_type": kind}))
+    start = rf"peft_type=[\s\S]*Start from .* base \(model\.path={base}\)\.$"
+    with pytest.raises(ConfigError, match=f"cannot be merged into its base.*{start}"):
+        load_model(ModelConfig(path=str(folder)))
+    with pytest.raises(ConfigError, match=rf"no plain LoRA \({start}"):
+        load_trained(settings(path=str(folder)))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "{", '{"base_model_name_or_path": null}'])
+def test_a_folder_that_names_no_base_is_refused(base: Path, content: str) -> None:
+    folder, _ = made_by_peft(base)
+    (folder / "adapter_config.json").write_text(content)
+    for config in (ModelConfig(path=str(folder)), settings(path=str(folder))):
+        with pytest.raises(ConfigError, match=r"adapter_config\.json does not say which model"):
+            load_trained(config)
+
+
+@pytest.mark.parametrize("other", ["another architecture", "another width"])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_an_adapter_whose_base_is_another_points_at_its_name(
+    base: Path, other: str, resumed: bool
+) -> None:
+    folder, _ = made_by_peft(base)
+    model = gpt2() if other == "another architecture" else llama(hidden_size=64)
+    save_policy(model, arithmetic_tokenizer(), base.parent / "other")
+    facts = json.loads((folder / "adapter_config.json").read_text())
+    facts["base_model_name_or_path"] = str(base.parent / "other")
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    config = settings(path=str(folder)) if resumed else ModelConfig(path=str(folder))
+    with pytest.raises(ConfigError, match=r"q_proj.*\s.*base_model_name_or_path") as refused:
+        load_trained(config)
+    assert "model.lora.targets" not in str(refused.value)
+    assert len(str(refused.value).splitlines()) < 4
+
+
+@pytest.mark.parametrize("place", ["load_adapter", "forward", "merge_and_unload"])
+def test_a_lack_of_memory_is_told_as_such(
+    place: str, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peft
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    folder, _ = made_by_peft(base)
+    owner = peft.LoraModel if place == "merge_and_unload" else peft.PeftModel
+    monkeypatch.setattr(peft.PeftModelForCausalLM if place == "forward" else owner, place, full)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        load_model(ModelConfig(path=str(folder)))
 
 
 def test_what_this_version_of_peft_does_not_know_is_not_trained_further(base: Path) -> None:

@@ -191,6 +191,16 @@ def test_a_file_with_something_else_in_it_is_named(
         read_run(folder)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "meta.json"])
+def test_a_bad_seed_is_said_to_be_in_the_file_that_holds_it(name: str, tmp_path: Path):
+    folder = write_run(tmp_path, "grpo")
+    config = re.sub(r"(?m)^seed:.*$", "", (folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(config + "seed: x\n" * (name == "config.yaml"))
+    (folder / "meta.json").write_text('{"seed": "x"}')
+    with pytest.raises(ValueError, match=f"damaged: {name} holds .*invalid literal for int"):
+        read_run(folder)
+
+
 def test_a_report_leaves_out_a_damaged_run_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

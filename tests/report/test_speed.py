@@ -16,6 +16,7 @@ from benchmarks.speed import contests
 from benchmarks.speed.__main__ import _held_before, main
 from benchmarks.speed.contests import CONTESTS, Contender, Place, _contenders, _spec, _tried
 from benchmarks.speed.protocol import score
+from benchmarks.speed.records import check
 from benchmarks.speed.table import BARS, agreement, judge, table, write
 from benchmarks.speed.trl_side import Rewards
 from benchmarks.speed.workloads import W1, W2, Workload, prepare
@@ -183,22 +184,34 @@ HOW_IT_IS_OPEN: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
         lambda r: each(r, "TRL", loss=None),
         "the same work was not shown: no loss",
     ),
-    "no generation": (
-        "grpo-W1-fixed",
-        lambda r: each(r, "zoo", generate_seconds=0),
-        "not measured: a side or a figure",
-    ),
+    **{
+        f"{side}: {key} {value}": (
+            contest,
+            lambda r, side=side, key=key, value=value: each(r, side, **{key: value}),
+            "not measured: a side or a figure",
+        )
+        for contest, side, key, value in (
+            ("grpo-W1-fixed", "zoo", "generate_seconds", 0),
+            ("grpo-W1-fixed", "zoo", "generate_seconds", None),
+            ("grpo-W1-fixed", "plain", "tokens_generated", None),
+            ("grpo-W2-fixed", "plain", "train_floor", None),
+            ("grpo-W2-fixed", "zoo", "train_seconds", None),
+            ("dpo-W1-natural", "zoo", "reference_seconds", None),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize("case", HOW_IT_IS_OPEN)
-def test_what_is_not_comparable_is_not_met(case: str) -> None:
+def test_what_is_not_comparable_is_not_met(case: str, tmp_path: Path) -> None:
     name, change, why = HOW_IT_IS_OPEN[case]
     found = record(name)
     assert not any(bar.open for bar in judge({name: found}))
     change(found)
     (bar,) = [bar for bar in judge({name: found}) if bar.open.startswith(why)][:1]
     assert not bar.met
+    check(name, found)  # a record that may be read, and so is written out too
+    assert bar in write({name: found}, ORIGIN, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -369,6 +382,8 @@ STEP = "contenders.TRL.steps.4"
         (damage(f"{STEP}.tokens_generated", -1), "is -1, not a finite number of at least 0"),
         (damage(f"{STEP}.loss", "x"), "contenders.TRL.steps[4].loss is 'x', not a number"),
         (damage("search", None), "search is None, not a list"),
+        (damage("search.0.seconds", None), "search[0].seconds is missing"),
+        (damage("contenders.zoo.precision", "amp"), "zoo.micro_batch is None, not a number"),
         (damage("search.0.seconds", "x"), "search[0].seconds is 'x', not a number"),
         (damage("others", -0.1), "others is -0.1, not a finite number of at least 0"),
     ],
@@ -382,7 +397,8 @@ def test_a_damaged_record_is_named_before_anything_starts(
     path.mkdir() if text is None else path.write_text(text)
     assert main(["--no-peers", "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert f"{path} is no record (" in told and said in told and "Delete it" in told
+    assert f"{path} is no record (" in told and said in told
+    assert "without --only or with --only grpo-W1-fixed, makes it again" in told
 
 
 @pytest.mark.parametrize(
@@ -392,6 +408,7 @@ def test_a_damaged_record_is_named_before_anything_starts(
         ("{}", "search is {}, not a list"),
         ("[1]", "search[0] is 1, not an object"),
         ('[{"name": "a", "precision": "amp", "micro_batch": "8"}]', "[0].micro_batch is '8'"),
+        ('[{"name": "a", "precision": "amp", "micro_batch": 8}]', "[0].seconds is missing"),
     ],
 )
 def test_a_damaged_search_is_named_before_anything_starts(
@@ -404,10 +421,13 @@ def test_a_damaged_search_is_named_before_anything_starts(
     assert "sft-W1-natural.search.json is no record (" in told and said in told
 
 
-def test_trl_ppo_is_rewarded_for_the_texts_zoo_reads() -> None:
+@pytest.mark.parametrize("pads_with_end", [False, True])
+def test_trl_ppo_is_rewarded_for_the_texts_zoo_reads(pads_with_end: bool) -> None:
     tokenizer = arithmetic_tokenizer()
+    if pads_with_end:
+        tokenizer.pad_token = tokenizer.eos_token
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    assert isinstance(pad, int) and isinstance(end, int) and pad != end
+    assert isinstance(pad, int) and isinstance(end, int) and (pad == end) == pads_with_end
     words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids][:9]
     completions = [
         [*words[:2], end, pad, pad, pad],  # cut at its end, as at natural lengths
@@ -430,7 +450,7 @@ def test_trl_ppo_is_rewarded_for_the_texts_zoo_reads() -> None:
         assert len(set(score([], texts))) > 1
         for column in range(9):
             assert rewards[:, column, 0].tolist() == score([], texts)
-        assert model.counted() == {"tokens_generated": 3 + 6 + 6 + 5, "tokens_decoded": 24}
+        assert model.counted() == {"tokens_generated": 3 + 6 + 6 + 6, "tokens_decoded": 24}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PLAIN = {
     "peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode", "revision",
     "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "fan_in_fan_out",
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "eva_config",
 }  # fmt: skip
 
 
@@ -99,10 +99,10 @@ def adapter_base(config: ModelConfig) -> ModelConfig:
     """
     path = Path(str(config.path)).expanduser()
     try:
-        facts = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        facts = _facts(path)
         base = facts["base_model_name_or_path"]
         assert base
-    except (OSError, ValueError, KeyError, AssertionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise ConfigError(
             f"{path / CONFIG} does not say which model it adapts ({type(error).__name__}). Write "
             "base_model_name_or_path into it, or merge the adapter with peft."
@@ -129,14 +129,21 @@ def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
     from zoo.models.loading import check_finite
 
     path, name = Path(str(config.path)).expanduser(), base.config._name_or_path
+    if not _merges(kind := _facts(path).get("peft_type")):
+        raise ConfigError(
+            f"the adapter {path} cannot be merged into its base: peft adds no peft_type={kind} to "
+            f"weights. Start from the base (model.path={name})."
+        )
     try:
         adapter: Any = PeftModel.from_pretrained(base, str(path)).eval()  # pyright: ignore
-        wanted = _some_logits(adapter)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ConfigError(
-            f"the adapter {path} does not fit its base {name}: "
-            f"{str(error).strip().splitlines()[0]}\nCheck base_model_name_or_path in {CONFIG}."
+            f"the adapter {path} does not fit its base {name}: {_brief(error)}\n"
+            f"Check base_model_name_or_path in {CONFIG}."
         ) from error
+    wanted = _some_logits(adapter)
     check_finite(adapter, f"the adapter {path}")
     way_out = (
         f"Start from the base (model.path={name}), or merge it with what made it and give the "
@@ -144,10 +151,11 @@ def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
     )
     try:
         merged: Any = adapter.merge_and_unload()
-    except (ValueError, RuntimeError, NotImplementedError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(
-            f"the adapter {path} cannot be merged into its base: "
-            f"{str(error).strip().splitlines()[0]}\n{way_out}"
+            f"the adapter {path} cannot be merged into its base: {_brief(error)}\n{way_out}"
         ) from error
     # Weights that layers share (a tied head, replicated layers) take what was meant for one
     gap = float((_some_logits(merged) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
@@ -159,6 +167,21 @@ def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
         )
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return json.loads((path / CONFIG).read_text(encoding="utf-8"))
+
+
+def _merges(kind: Any) -> bool:
+    """Whether peft can add adapters of a kind to weights; it cannot add prompts."""
+    from peft import PEFT_TYPE_TO_TUNER_MAPPING
+
+    return hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload")
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 @torch.no_grad()
@@ -212,7 +235,9 @@ def add_adapter(
         base_model_name_or_path=_name_of(config),
         revision=config.revision,
     )
-    _inject(model, described, config, lora, seed, role)
+    known = sorted({name.rpartition(".")[2] for name in _linear_maps(model)})
+    others = f"Name others with model.lora.targets=[…]: it has {', '.join(known)}."
+    _inject(model, described, config, others, derive_seed(seed, "adapter", role))
     shared = _shared(model)
     for name, layer in adapted(model).items():
         if not _own(layer.base_layer, shared):  # peft takes experts for the maps they once were
@@ -236,16 +261,19 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
 
     lora, path = config.adapter, Path(str(config.path)).expanduser()
     assert lora is not None and lora.rank is not None
-    described: Any = PeftConfig.from_pretrained(str(path))
-    merging = (
-        "With model.lora.rank=null it is merged into its base, if that gives the same model, and "
-        "all weights train."
-    )
-    if odd := _beyond_plain(path):
+    facts = _facts(path)
+    merging = f"Start from its base (model.path={facts['base_model_name_or_path']})."
+    if _merges(facts.get("peft_type")):
+        merging = (
+            "With model.lora.rank=null it is merged into its base, if that gives the same model, "
+            "and all weights train."
+        )
+    if odd := _beyond_plain(facts):
         raise ConfigError(
             f"the adapter model.path={config.path} is no plain LoRA ({odd}), so it cannot be "
             f"trained further. {merging}"
         )
+    described: Any = PeftConfig.from_pretrained(str(path))
     wanted = (lora.rank, float(lora.alpha))
     found = (described.r, float(described.lora_alpha))
     targets = described.target_modules  # names, or a pattern
@@ -259,8 +287,11 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
             "or model.lora.rank=null to merge it and train all weights."
         )
     described.inference_mode = False
+    # Those of the folder take the place of what is drawn
+    described.init_lora_weights, described.eva_config = True, None
     head = model.get_output_embeddings()
-    _inject(model, described, config, lora, 0, "resumed")
+    way_out = f"Check base_model_name_or_path in {path / CONFIG}."
+    _inject(model, described, config, way_out, 0)
     shared = _shared(model)
     for name, layer in model.named_modules():
         base: Any = getattr(layer, "base_layer", None)
@@ -274,12 +305,14 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
         state = {name.removeprefix("base_model.model."): value for name, value in saved}
         done = set_peft_model_state_dict(model, state)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"{path / WEIGHTS} cannot be used: {error}.") from error
+        raise ConfigError(
+            f"{path / WEIGHTS} cannot be used: {_brief(error)}. Is the base another? {way_out}"
+        ) from error
     missing = [key for key in done.missing_keys if "lora_" in key]
     if missing or done.unexpected_keys:
         raise ConfigError(
             f"{path / WEIGHTS} does not fit its base: {(missing or done.unexpected_keys)[0]} is "
-            "missing or unknown. Check base_model_name_or_path."
+            f"missing or unknown. {way_out}"
         )
     check_finite(model, f"the adapter model.path={config.path}")
     return model
@@ -295,16 +328,15 @@ def _own(layer: Any, shared: set[int]) -> bool:
     return isinstance(layer, nn.Linear | Conv1D) and id(layer.weight) not in shared
 
 
-def _beyond_plain(path: Path) -> str:
-    """What an adapter folder says that y = W·x + (alpha/rank)·B·A·x does not; empty for none."""
+def _beyond_plain(facts: dict[str, Any]) -> str:
+    """What an adapter's config says that y = W·x + (alpha/rank)·B·A·x does not; empty for none."""
     from peft import LoraConfig as Described
 
-    facts = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     if facts.get("peft_type") != "LORA":
         return f"peft_type={facts.get('peft_type')}"
     usual = Described().to_dict()
     # Others begin with weights of the base that are not those of its folder
-    if facts.get("init_lora_weights", True) in (True, False, "gaussian"):
+    if facts.get("init_lora_weights", True) in (True, False, "gaussian", "orthogonal", "eva"):
         usual["init_lora_weights"] = facts.get("init_lora_weights")
     return ", ".join(
         f"{key}={value}"
@@ -314,22 +346,20 @@ def _beyond_plain(path: Path) -> str:
 
 
 def _inject(
-    model: PreTrainedModel, described: Any, config: ModelConfig, lora: LoraConfig, seed: int,
-    role: str,
-) -> PreTrainedModel:  # fmt: skip
+    model: PreTrainedModel, described: Any, config: ModelConfig, way_out: str, seed: int
+) -> PreTrainedModel:
     from peft import inject_adapter_in_model
 
+    lora = config.adapter
+    assert lora is not None
     described.lora_dropout = 0.0
-    known = sorted({name.rpartition(".")[2] for name in _linear_maps(model)})
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "adapter", role))
+        torch.manual_seed(seed)
         try:
             inject_adapter_in_model(described, model, ADAPTER)
         except ValueError as error:
             raise ConfigError(
-                f"{type(model).__name__} takes no such adapter: "
-                f"{str(error).strip().splitlines()[0][:300]}\n"
-                f"Name others with model.lora.targets=[…]: it has {', '.join(known)}."
+                f"{type(model).__name__} takes no such adapter: {_brief(error)}\n{way_out}"
             ) from error
     described.lora_dropout = lora.dropout
     for name, weight in model.named_parameters():

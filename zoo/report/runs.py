@@ -352,7 +352,7 @@ def _ask_evaluation(evaluation: Evaluation) -> None:
 def _read_run(folder: Path) -> Run:
     config = _read_config(folder / "config.yaml")
     meta = _read_json(folder / "meta.json") or {}
-    with _in_file("config.yaml"):
+    with _in_file("config.yaml" if "seed" in config else "meta.json"):
         seed = int(config.get("seed", meta.get("seed", 0)))
     error = folder / "error.txt"
     records = read_jsonl(folder / "evals.jsonl")

@@ -43,6 +43,7 @@ def within(
     function: Callable[..., T],
     arguments: dict[str, Any],
     name: str = "a function",
+    way_out: str = "Let it swallow no BaseException.",
 ) -> T:
     """`function(**arguments)`, given up after `seconds` (None: never).
 
@@ -59,6 +60,7 @@ def within(
 
     Args:
         name: of the function in messages.
+        way_out: what the word on standard error advises.
     Raises:
         LateError: the time is over; says where the function was.
     """
@@ -75,7 +77,7 @@ def within(
         return call(**arguments)
     seconds = min(seconds, LONGEST_SECONDS)
     if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
-        return _by_signal(seconds, call, arguments, name)
+        return _by_signal(seconds, call, arguments, name, way_out)
     return _in_thread(seconds, call, arguments)
 
 
@@ -87,7 +89,7 @@ def _end(text: str) -> NoReturn:
 
 
 def _by_signal(
-    seconds: float, function: Callable[..., T], arguments: dict[str, Any], name: str
+    seconds: float, function: Callable[..., T], arguments: dict[str, Any], name: str, way_out: str
 ) -> T:
     outer, every = signal.getitimer(signal.ITIMER_REAL)
     if 0 < outer <= seconds:
@@ -103,7 +105,7 @@ def _by_signal(
         raise alarms[0]
 
     # Not inside another's deadline: that one's is there.
-    unwatch = (lambda: None) if outer else _watched(seconds, late, name)
+    unwatch = (lambda: None) if outer else _watched(seconds, late, name, way_out)
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     try:  # the alarm may come as soon as its timer is set, and anywhere below
         try:
@@ -134,7 +136,7 @@ def _by_signal(
 
 
 def _watched(
-    seconds: float, late: Callable[[int, FrameType | None], None], name: str
+    seconds: float, late: Callable[[int, FrameType | None], None], name: str, way_out: str
 ) -> Callable[[], None]:
     """Calls `late` on the main thread by a signal that nobody else uses; returns what ends this.
 
@@ -150,8 +152,7 @@ def _watched(
                 place = _place(sys._current_frames().get(main))
                 _end(
                     f"{name} did not give up ({place}) {GRACE_SECONDS:g} s after its time of "
-                    f"{seconds:g} s, so the process ends. Let it swallow no BaseException, or give "
-                    "it more time (train.reward_timeout); a run goes on with the same command."
+                    f"{seconds:g} s, so the process ends. {way_out}"
                 )
             signal.pthread_kill(main, number)
             left = WATCHDOG_SECONDS

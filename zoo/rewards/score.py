@@ -168,9 +168,17 @@ class _Asked:
         # Copies: what it writes into a row is not for another row, or the next step, to read.
         prompts = [replace(p, messages=_copy(p.messages), columns=_copy(p.columns)) for p in asked]
         given = list(completions)
+        name, way_out = f"reward {self.name}", "Let it swallow no BaseException"
+        if self.patience.of_run:
+            way_out += (
+                ", or give it more time (train.reward_timeout); a run goes on with the same command"
+            )
+
+        def call() -> Any:
+            return self.reward(prompts, given)
+
         with _settings_of_torch():
-            name = f"reward {self.name}"
-            output = within(self.patience.seconds, lambda: self.reward(prompts, given), {}, name)
+            output = within(self.patience.seconds, call, {}, name, f"{way_out}.")
         self._refuse_async(output)
         rows = [self.rows[place] for place in places]
         return check_output(output, completions, self.name, rows, asked)
