@@ -6,7 +6,9 @@ import errno
 import json
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -345,8 +347,34 @@ def test_a_damaged_record_is_refused_by_name(name: str, tmp_path: Path) -> None:
     run_small(tmp_path, *SFT, *BRIEF)
     path = folder_of(tmp_path) / name
     path.write_text(path.read_text()[:-10])
-    with pytest.raises(ConfigError, match=rf"{name} is damaged .* [Dd]elete"):
+    with pytest.raises(ConfigError, match=rf"{name} is damaged .* Delete it: .* writes it anew"):
         run_small(tmp_path, *SFT, *BRIEF)
+    path.unlink()
+    assert run_small(tmp_path, *SFT, *BRIEF)["status"] == "finished" and path.exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "", "\x00", None])
+def test_the_same_command_mends_the_configuration_of_a_finished_run(
+    text: str | None, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "copy"
+    shutil.copytree(whole.parents[2], output)
+    path = output / whole.relative_to(whole.parents[2]) / "config.yaml"
+    good = path.read_text()
+    path.unlink() if text is None else path.write_text(text)
+    run_small(output, *SFT)
+    assert path.read_text() == good.replace(str(whole.parents[2]), str(output))
+    path.write_text("seed: 0 # as it was\n")  # whole: left alone
+    run_small(output, *SFT)
+    assert path.read_text() == "seed: 0 # as it was\n"
+
+
+def test_tracebacks_of_every_process_go_once_a_run_goes_on(stopped: Path) -> None:
+    names = ("error.txt", "error.rank1.txt", "error.rank12.txt")
+    for name in names:
+        (stopped / name).write_text("Traceback")
+    run_small(stopped.parents[2], *SFT)
+    assert not list(stopped.glob("error*"))
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
@@ -653,24 +681,23 @@ def test_an_altered_recipe_is_refused(tmp_path: Path) -> None:
 LIMITS = {100_000: "checkpoint of step 2", 200: "config.yaml"}
 
 
+def _limited(limit: int, output: Path, said: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        run_small(output, *SFT, "evaluate.first=false", "evaluate.last=false")
+    except RecordError as error:
+        said.write_text(str(error)[:150])
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_file_that_may_not_grow_is_named_and_nothing_is_left_half_written(
     limit: int, tmp_path: Path
 ) -> None:
     output, said = tmp_path / "out", tmp_path / "said.txt"
-
-    def limited() -> None:
-        import resource
-        import signal
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        try:
-            run_small(output, *SFT, "evaluate.first=false", "evaluate.last=false")
-        except RecordError as error:
-            said.write_text(str(error)[:150])
-
-    process = multiprocessing.get_context("fork").Process(target=limited)
+    context = multiprocessing.get_context("forkserver")  # a fork of what has computed may hang
+    context.set_forkserver_preload(["tests.e2e.preload"])
+    process = context.Process(target=_limited, args=(limit, output, said))
     process.start()
     process.join()
     folder = folder_of(output)
