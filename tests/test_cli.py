@@ -20,6 +20,7 @@ from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
 from zoo.compose import FOLDERS, GROUPS, compose
 from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import complete, config_hash, run_dir, structured
+from zoo.measure.files import RecordError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -63,10 +64,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("experiment=a/b", ["experiment=a/b", "Options:"]),
     ("train=fast", ["train=fast", "Options: default"]),
     ("train=3", ["train=3", "Write train=NAME", "default"]),
-    ("algorithm=[grpo,ppo]", ["algorithm"]),
+    ("algorithm=[grpo,ppo]", ["a run has one algorithm", "zoo -m algorithm=grpo,ppo"]),
+    ("--cfg job data=['digits']", ["a run has one data", "zoo -m data=digits"]),
+    ("algorithm=grpo,ppo", ["several values", "zoo -m algorithm=grpo,ppo …."]),
     ("algoritm=grpo", ["algoritm=grpo", "Did you mean algorithm=grpo?"]),
     ("foo/bar=3", ["foo/bar=3", "zoo --help"]),
     ("+algorithm=ppo", ["+algorithm=ppo", "without the +"]),
+    ("algorithm=dpo +algorithm=ppo", ["+algorithm=ppo: ", "Write it without the +"]),
+    ("train.steps=3 +train.steps=1", ["+train.steps=1: ", "without the +: train.steps=1"]),
     ("++algorithm=ppo", ["++algorithm=ppo", "Write algorithm=ppo"]),
     ("algorithm=null", ["algorithm is not set", "Choose algorithm=NAME"]),
     ("~data", ["data is not set", "Choose data=NAME"]),
@@ -166,6 +171,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("--config-name ../nobody", ["'../nobody'", "'config'"]),
     ("--config-name no/body", ["'no/body'", "'config'"]),
     ("--config-dir nowhere algorithm=grpo", ["nowhere", "does not exist"]),
+    ("--config-dir pkg://no.conf", ["takes folders", "hydra.searchpath=[pkg://no.conf]"]),
     ("hydra.searchpath=[/nowhere]", ["/nowhere", "does not exist"]),
     ("hydra.searchpath=[pkg://nowhere]", ["'pkg://nowhere'", "is no package"]),
     ("hydra.searchpath=[pkg://nowhere.conf]", ["'pkg://nowhere.conf'", "ModuleNotFoundError"]),
@@ -216,6 +222,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("report x --ot y", ["--ot", "Did you mean --out?"]),
     ("doctor grppo", ["'grppo'", "Did you mean grpo?"]),
     ("doctor --fulll", ["--fulll", "Did you mean --full?"]),
+    ("doctor --config-dir pkg://no.conf", ["takes folders", "hydra.searchpath=[pkg://no.conf]"]),
     ("doctor --config-dir nowhere", ["nowhere", "does not exist"]),
     ("evaluate grpo", ["'grpo'", "Did you mean algorithm=grpo?"]),
     ("evaluate model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
@@ -271,6 +278,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("-m hydra.sweeper.max_batch_size=2", ["hydra.sweeper.max_batch_size", "2", "--jobs N"]),
     ("hydra.mode=MULTIRUN", ["hydra.mode is MULTIRUN", "write zoo -m"]),
     ("--cfg hydra hydra.sweep.dir={a:1}", ["hydra.sweep.dir", "zoo --cfg hydra --package"]),
+    ("-p train", ["--package train belongs to --cfg", "zoo --cfg job --package train"]),
+    ("--config-name= seed=1", ["--config-name is empty", "leave it out"]),
     ("--info foo", ["'foo'", "'searchpath'", "zoo --help"]),
     ("--cfg job --resolve name=${nowhere}", ["name=${nowhere}", "'nowhere' not found"]),
     ("--shell-completion", ["got nothing", "install=bash"]),
@@ -303,6 +312,25 @@ def test_mistake_gives_one_short_block(
         # lines are wrapped between words
         assert word in " ".join(err.split()), err
     assert not [path for path in elsewhere.rglob("*") if path.is_file()]  # nothing was started
+
+
+@pytest.mark.parametrize("way", [["--cfg", "job"], [], ["-m", "seed=0,1"]])
+def test_a_configuration_without_the_groups_of_zoo_is_told_how_to_have_them(
+    way: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = elsewhere / "own.yaml"
+    command = ["--config-dir", ".", "--config-name", "own", *way, "algorithm=grpo"]
+    own.write_text("train: {steps: 3}\n")
+    assert main(command) == 2
+    assert "`defaults: [config, _self_]`" in " ".join(capsys.readouterr().err.split())
+    own.write_text("defaults: [config, _self_]\ntrain: {steps: 7}\n")
+    assert main([*command[:4], "--cfg", "job", "-p", "train.steps", "algorithm=grpo"]) == 0
+    assert capsys.readouterr().out.strip() == "7"
+
+
+def test_a_search_path_of_null_is_an_empty_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "-p", "seed", "hydra.searchpath=null", "seed=5"]) == 0
+    assert capsys.readouterr().out.strip() == "5"
 
 
 def test_a_package_of_options_that_does_not_load_is_named(
@@ -840,6 +868,24 @@ def test_traceback_is_printed_where_it_cannot_be_written(
     assert main(["output=file"]) == 1
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err and "cannot be written" in err
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_folder_that_was_moved_away_is_not_made_anew_for_a_traceback(
+    rank: str,
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lose(config: RunConfig) -> None:
+        raise RecordError("metrics.jsonl was moved")
+
+    monkeypatch.setattr("zoo.train.run.run", lose)
+    monkeypatch.setenv("RANK", rank)
+    assert main(["name=gone"]) == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "metrics.jsonl was moved" in err and "The traceback is above" in err
+    assert not (elsewhere / "outputs").exists()
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])

@@ -178,6 +178,19 @@ def test_a_process_beyond_those_of_the_launcher_is_refused(
         import_module("zoo.build").make_accelerator(None)
 
 
+@pytest.mark.parametrize("size", ["abc", "0", "-1", "1.5"])
+@pytest.mark.parametrize("rank", ["0", None])
+def test_a_number_of_processes_that_is_none_is_refused(
+    rank: str | None, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    with pytest.raises(ConfigError, match=rf"WORLD_SIZE={size} is no .* --nproc_per_node 2"):
+        import_module("zoo.build").make_accelerator(None)
+
+
 @pytest.mark.parametrize(
     "before", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, None]
 )

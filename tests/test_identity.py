@@ -280,11 +280,114 @@ LEANING = {
         "def f(c):\n  class J:\n    x: int = VALUE\n  return J",
         "",
     ),
+    # What is made or changed in two places.
+    "counted on": (
+        "W = VALUE\ndef step():\n  global W\n  W *= 0.9\n"
+        "def f(c):\n  global W\n  W += 1\n  step()\n  return W",
+        "",
+    ),
+    "made by an argument": (
+        "from time import time\ndef g(v):\n  global T\n  T = time() * v\n"
+        "if 1: g(VALUE)\ndef f(c): return T",
+        "",
+    ),
+    "made by an argument of a class": (
+        "class J:\n  def __init__(self, v):\n    global T\n    T = [v]\nJ(VALUE)\n"
+        "def f(c): return T",
+        "",
+    ),
+    "attribute of a function": ("def f(c): return f.w\nf.w = VALUE", ""),
+    "attribute of a helper": (
+        "from leans_on import g\ndef f(c): return g.w",
+        "def g(): pass\ng.w = VALUE",
+    ),
+    "attribute put on a helper": (
+        "from leans_on import g\ng.w = VALUE\ndef f(c): return g.w",
+        "def g(): pass",
+    ),
+    "single dispatch": (
+        "import functools\n@functools.singledispatch\ndef f(c): return 0\n"
+        "@f.register\ndef _(c: str): return VALUE",
+        "",
+    ),
+    "single dispatch, called": (
+        "from leans_on import g\ndef f(c): return g(c)",
+        "import functools\n@functools.singledispatch\ndef g(c): return 0\n"
+        "@g.register(str)\ndef _(c): return VALUE",
+    ),
+    "passed on": ("import heapq\nw = [1]\nheapq.heappush(w, VALUE)\ndef f(c): return w", ""),
+    "passed on by keyword": (
+        "def g(to, x): to.append(x)\nw = []\ng(x=VALUE, to=w)\ndef f(c): return w",
+        "",
+    ),
+    "registered": (
+        "w = {}\ndef reg(name):\n  def keep(g):\n    w[name] = g\n    return g\n"
+        "  return keep\n@reg('a')\ndef a(c): return VALUE\ndef f(c): return w['a'](c)",
+        "",
+    ),
+    "explicit, then star": (
+        "w = [1]\nfrom leans_on import *\ndef f(c): return w",
+        "w = [VALUE]",
+    ),
+    "folder without init": (
+        "import leans_bare.part\ndef f(c): return leans_bare.part.g(c)",
+        "def g(c): return VALUE",
+    ),
+    "named tuple": (
+        "import collections\nP = collections.namedtuple('P', 'a b', defaults=(VALUE,))\n"
+        "def f(c): return P(c).b",
+        "",
+    ),
+    # Lines, as Python counts them and as str.splitlines does.
+    "below form feeds": ("\f\n\f\n\fw = [VALUE]\na = b = 0\nd = 1\ndef f(c): return w", ""),
+    "below other ends of lines": (
+        "t = '\u2028 \x1c \x0b \x85'\nw = [VALUE]\na = 0\nb = 0\nd = 1\ndef f(c): return w",
+        "",
+    ),
     "put there": ("globals()['P'] = VALUE\ndef f(c): return P", ""),
     "put there from outside": (
         "import sys\nsetattr(sys.modules[__name__], 'Q', VALUE)\ndef f(c): return Q",
         "",
     ),
+}
+
+# Ways in which a value reaches what a class does: its body, and what makes `K`, which is [VALUE].
+IN_CLASSES = {
+    "attribute": "class f:\n  w = K",
+    "part of an attribute": "class f:\n  w = {'a': K}",
+    "called in the body": "def mk(): return K\nclass f:\n  w = mk()",
+    "pattern": "import re\nclass f:\n  w = re.compile(str(K))",
+    "default of a method": "class f:\n  def __call__(self, c, w=K): return w",
+    "default of a static method": "class f:\n  @staticmethod\n  def g(c, w=K): return w",
+    "field": "from dataclasses import dataclass\n@dataclass\nclass f:\n  w: tuple = tuple(K)",
+    "factory of a field": (
+        "from dataclasses import dataclass, field\ndef mk(): return K\n@dataclass\n"
+        "class f:\n  w: list = field(default_factory=mk)"
+    ),
+    "decorator": "def put(c):\n  c.w = K\n  return c\n@put\nclass f: pass",
+    "metaclass": "class M(type):\n  def w(cls): return K\nclass f(metaclass=M): pass",
+    "descriptor": (
+        "class D:\n  def __init__(self, w): self.w = w\n  def __get__(self, o, t): return self.w\n"
+        "class f:\n  w = D(K)"
+    ),
+    "setter": (
+        "def h(v): return K\nclass f:\n  @property\n  def w(self): return 1\n"
+        "  @w.setter\n  def w(self, v): self.v = h(v)"
+    ),
+    "table of functions": "def h(): return K\nclass f:\n  w = {'a': h}",
+    "set below": "class f: pass\nf.w = K",
+    "set by setattr": "class f: pass\nsetattr(f, 'w', K)",
+    "method set below": "class f: pass\nf.g = lambda self: K",
+    "inner": "class O:\n  class I:\n    w = K\nf = O.I",
+    "in a function": "def mk():\n  class I: w = K\n  return I\nf = mk()",
+    "by an argument": "def mk(v):\n  class I: w = v\n  return I\nf = mk(sum(K))",
+    "instance": "class J:\n  w = K\n  def __call__(self, c): return self.w\nf = J()",
+    "named by a function": "class J:\n  w = K\nj = J()\ndef f(c): return j.w",
+}
+LEANING |= {f"class: {how}": (f"K = [VALUE]\n{code}", "") for how, code in IN_CLASSES.items()}
+LEANING |= {
+    f"class elsewhere: {how}": (f"from leans_on import K\n{code}", "K = [VALUE]")
+    for how, code in list(IN_CLASSES.items())[::4]
 }
 
 
@@ -293,11 +396,13 @@ def write_leaning(folder: Path, kind: str, value: str) -> None:
         del sys.modules[name]
     reward, helper = (text.replace("VALUE", value) for text in LEANING[kind])
     (folder / "leans_in").mkdir(exist_ok=True)
+    (folder / "leans_bare").mkdir(exist_ok=True)
+    (folder / "leans_bare/part.py").write_text(helper)
     (folder / "leans_in/__init__.py").write_text("")
     (folder / "leans_in/between.py").write_text("from . import part\nfrom .part import g")
     (folder / "leans_in/part.py").write_text(helper)
     (folder / "leans_on.py").write_text(helper)
-    (folder / "leans_here.py").write_text(reward)
+    (folder / "leans_here.py").write_text(reward, encoding="utf-8")
     importlib.invalidate_caches()
 
 
@@ -323,6 +428,7 @@ def test_another_process_tells_the_same_of_what_code_leans_on(tmp_path: Path) ->
     code = (
         "import sys, functools\nfrom pathlib import Path\nfrom tests.test_identity import *\n"
         f"folder = Path({str(tmp_path)!r})\nsys.path.insert(0, str(folder))\n"
+        "sys.dont_write_bytecode = True\n"
         "for kind in LEANING:\n"
         "    write_leaning(folder, kind, '2')\n"
         "    print(identity(importlib.import_module('leans_here').f))\n"
@@ -336,18 +442,21 @@ def test_what_changes_while_code_runs_is_no_part_of_it(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "runs_on.py").write_text(
-        "import functools, random\nseen = {}\nclass J:\n  calls = 0\n"
-        "  def g(self): self.calls += 1\nj, dice = J(), random.Random()\n"
+        "import functools, random, time\nseen = {}\nclass J:\n  calls, at = 0, time.time()\n"
+        "  def g(self, at=time.time()):\n    self.calls += 1\n    J.calls = f.calls = 1\n"
+        "j, dice = J(), random.Random()\n"
         "@functools.cache\ndef h(c): return c\n"
-        "calls = 0\ndef count():\n  global calls\n  calls += 1\n"
-        "def f(c, known=[]):\n  seen[c] = dice.random()\n  j.g()\n  count()\n"
+        "calls = own = 0\ndef count():\n  global calls\n  calls += 1\n"
+        "def f(c, known=[]):\n  global own\n  own += 1\n"
+        "  seen[c] = dice.random()\n  j.g()\n  count()\n"
         "  known.append(calls)\n  return h(c), __file__\n"
+        "f.calls = 0\nseen.update(at=time.time())\n"
     )
     module = importlib.import_module("runs_on")
     before = identity(module.f)
     module.f("a")
     module.__file__ = "moved"
-    assert identity(module.f) == before and module.j.calls == module.calls == 1
+    assert identity(module.f) == before and module.own == module.j.calls == module.calls == 1
 
 
 def test_another_process_tells_the_same() -> None:

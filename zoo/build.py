@@ -705,13 +705,17 @@ def _groups(
             for prompt, ids, text in zip(prompts, encoded, texts, strict=True)
         ], None
     if kind is DataKind.labelled and "labelled" in data.offers:
-        return _labelled_groups(tokenizer, data.labelled(), stops), None
+        rows = data.labelled()
+        start.notes += _one_label(rows, "Add rows of the other kind")
+        return _labelled_groups(tokenizer, rows, stops), None
     if kind is DataKind.labelled:
         made = _sampled_pairs(config, start, start_hash, task)
         if not made.labelled:
             raise ConfigError(
                 f"{_unscored(made)}, so none can be labelled. Use a reward that scores them."
             )
+        way_out = "Use easier or harder prompts, a reward with finer steps, or another start"
+        start.notes += _one_label(made.labelled, way_out)
         return _labelled_groups(tokenizer, made.labelled, stops), made
     if kind is DataKind.rankings and "rankings" in data.offers:
         return _ranking_groups(tokenizer, data.rankings(), stops), None
@@ -735,6 +739,20 @@ def _unscored(made: PairSet) -> str:
     return f"{made.unscored} of {made.completions} sampled completions were not scored" + (
         failed if made.failed else ""
     )
+
+
+def _one_label(rows: list[LabelledCompletion], way_out: str) -> list[tuple[str, str]]:
+    """A note of labels that tell nothing apart."""
+    good = sum(row.desirable for row in rows)
+    if good not in (0, len(rows)):
+        return []
+    kind, other = ("desirable", "undesirable") if good else ("undesirable", "desirable")
+    moves = "likelier" if good else "less likely"
+    note = (
+        f"all {len(rows)} completions to train on are labelled {kind} and none {other}: each only "
+        f"becomes {moves}, whatever it says, and nothing tells good from bad. {way_out}"
+    )
+    return [("one_label", note + (", or imitate them (algorithm=sft)." if good else "."))]
 
 
 def _labelled_groups(tokenizer: Any, rows: list[LabelledCompletion], stops: Any) -> list[Group]:

@@ -373,6 +373,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg. Write zoo --cfg job --resolve.")
+    if options.package and not options.cfg:
+        raise ConfigError(
+            f"--package {options.package} belongs to --cfg. Write zoo --cfg job --package "
+            f"{options.package}."
+        )
+    if options.config_name == "":
+        raise ConfigError("--config-name is empty. Give a name, or leave it out for zoo's own.")
     given = [flag for flag in _ONE_OF if getattr(options, flag.replace("-", "_"))]
     if options.multirun and not (options.cfg or options.info):  # those have words of their own
         given.append("multirun")
@@ -391,8 +398,10 @@ def _add_folders(options: argparse.Namespace) -> list[str]:
     `hydra.searchpath` is read here too: hydra knows it only while it composes, but the help page,
     suggestions and the recipe behind a model need it as well.
     """
-    from zoo.compose import FOLDERS, take_folders
+    from zoo.compose import FOLDERS, check_config_dir, take_folders
 
+    for folder in options.config_dir:
+        check_config_dir(folder)
     overrides, folders = take_folders(options.overrides)
     named = [str(Path(folder).absolute()) for folder in [*options.config_dir, *folders]]
     for folder in named:
@@ -653,11 +662,14 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> str:
     """Write the traceback into the run folder and say in two lines what happened."""
+    from zoo.measure.files import RecordError
+
     text = "".join(traceback.format_exception(error))
     rank = os.environ.get("RANK", "0")
     path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not isinstance(error, RecordError):  # else it may have been moved, and come back
+            folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"The traceback is in {path}."
     except OSError as problem:

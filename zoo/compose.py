@@ -48,6 +48,7 @@ GROUPS = (
     "experiment",
 )
 
+_OF_ONE = GROUPS[:-1]  # of recipes there may be several
 _MODULES = ("pkg://", "structured://")  # on hydra's search path
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -277,6 +278,13 @@ def prepare(overrides: Sequence[str]) -> list[str]:
                 f"{override.input_line}: values to run through stand on the command line by "
                 "themselves. Write zoo -m seed=0,1 …"
             )
+        group = override.key_or_group
+        if group in _OF_ONE and isinstance(override.value(), list):  # hydra would mix them
+            listed = ",".join(map(str, _as_list(override)))
+            raise ConfigError(
+                f"{override.input_line}: a run has one {group}. Write {group}=NAME, or zoo -m "
+                f"{group}={listed} for a run of each."
+            )
         if override.key_or_group == "hydra.searchpath":
             extra = [str(folder) for folder in _as_list(override)]
             for folder in extra:
@@ -405,6 +413,19 @@ def _homes(config: str, folders: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+def check_config_dir(folder: str) -> None:
+    """Refuse what hydra's own setting takes and `--config-dir` does not.
+
+    Raises:
+        ConfigError: a package.
+    """
+    if folder.startswith(_MODULES):
+        raise ConfigError(
+            f"--config-dir takes folders, and {folder} is a package. A run takes it as "
+            f"hydra.searchpath=[{folder}]."
+        )
+
+
 def _check_folder(folder: str) -> None:
     if folder.startswith(_MODULES):
         _places_named(folder)
@@ -431,7 +452,7 @@ def _as_list(override: Override) -> list[Any]:
     value = override.value()
     if isinstance(value, ChoiceSweep):
         value = value.list
-    values = value if isinstance(value, list) else [value]
+    values = value if isinstance(value, list) else [] if value is None else [value]
     return [str(one) if type(one).__name__ == "QuotedString" else one for one in values]
 
 
@@ -493,11 +514,12 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if match := re.match(r"Could not override '([^']+)'", text):
         return _explain_unknown_key(match[1], overrides)
     if match := re.match(r"Could not append to config. An item is already at '([^']+)'", text):
-        given = _find(match[1], overrides)
+        given = _find(match[1], overrides, "+")
         return f"{given}: {match[1]} exists already. Write it without the +: {given.lstrip('+')}"
-    if match := re.match(r"Multiple values for ([^\s]+)\.", text):
-        given = _find(match[1], overrides)
-        return f"{given}: {match[1]} has a choice already. Write it without the +, as in " + (
+    if match := re.match(r"Multiple values for (\S+)\.|(\S+) appears more than once", text):
+        key = match[1] or match[2]
+        given = _find(key, overrides, "+")
+        return f"{given}: {key} has a choice already. Write it without the +, as in " + (
             f"{given.lstrip('+')}."
         )
     if match := re.match(r"Could not delete (?:from config. )?'([^']+)'", text):
@@ -509,9 +531,10 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         return f"~{key}: there is no {key} to take away.{hint} See `zoo --cfg job`."
     if match := re.match(r"Ambiguous value for argument '(.+?)'\n", text):
         key, _, value = match[1].partition("=")
+        as_list = "" if key in _OF_ONE else f"; for a list write {key}=[{value}]"
         return (
             f"{match[1]} gives several values to a single run. To run them all add -m: "
-            f"zoo -m {match[1]} …; for a list write {key}=[{value}]."
+            f"zoo -m {match[1]} …{as_list}."
         )
     if match := re.match(r"Sweep parameters '(.+?)' requires", text):
         return f"{match[1]} is a sweep. Add -m: zoo -m {match[1]} …"
@@ -692,6 +715,11 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, _, leaf = key.partition(".")
     if group == "hydra":
         return f"there is no setting {key} of hydra (given: {given}). See `zoo --cfg hydra`."
+    if key in GROUPS and value in {option.name for option in _options_quietly(key)}:
+        return (
+            f"{given}: the configuration of --config-name has no choice of {key}. Let its file "
+            f"begin with the line `defaults: [{CONFIG_NAME}, _self_]`, which takes zoo's own."
+        )
     if key in GROUPS:  # hydra takes a value that is no word for one of a setting
         return f"{given}: {key} is chosen by the name of an option. {_choices(key)}"
     chosen = _chosen(overrides).get(group)
@@ -781,8 +809,9 @@ def _chosen(overrides: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
-def _find(key: str, overrides: Sequence[str]) -> str:
-    for one in overrides:
+def _find(key: str, overrides: Sequence[str], sign: str = "") -> str:
+    """The override of this key, one that begins with the sign if any does; else the key."""
+    for one in sorted(overrides, key=lambda one: not one.startswith(sign)):
         if one.lstrip("+~").split("=")[0].split("@")[0] == key:
             return one
     return key

@@ -83,10 +83,15 @@ def check_rank() -> None:
     """Refuse to be a process that is none of WORLD_SIZE.
 
     Raises:
-        ConfigError: RANK is no number below WORLD_SIZE.
+        ConfigError: WORLD_SIZE is no number from 1, or RANK none below it.
     """
-    told, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
-    if told is None or not size.isdecimal():
+    told, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if size and not (size.isdecimal() and int(size)):
+        raise ConfigError(
+            f"WORLD_SIZE={size} is no number of processes. Start them with torchrun "
+            "--nproc_per_node 2 -m zoo …, or unset it for a single process."
+        )
+    if told is None or not size:
         return
     if not told.isdecimal() or int(told) >= int(size):
         raise ConfigError(

@@ -52,9 +52,11 @@ class Finding:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`zoo doctor [--full] [--config-dir DIR] [algorithm …]`; 1 if anything is broken."""
-    from zoo.compose import FOLDERS, more_folders
+    from zoo.compose import FOLDERS, check_config_dir, more_folders
 
     options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    for folder in options.config_dir:
+        check_config_dir(folder)
     if options.config_dir:
         # Absolute, since what follows may change the working directory.
         more = [str(Path(folder).absolute()) for folder in options.config_dir]

@@ -41,7 +41,8 @@ def identity(value: Any) -> str:
     the statements that make them. Of a module counts its source and the modules it imports; of a
     functools.partial its parts; of an object its class and all its attributes. Code of zoo and of
     libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
-    its type.
+    its type. Not noticed are edits that reach a global by another name only: `alias = names;
+    alias.append("more")`, `globals()["names"] = …`, `exec`, `import_module("…")` in a function.
     """
     return _Walk(value).of(value)[:8]
 
@@ -160,9 +161,17 @@ class _Walk:
         with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, say
             source = inspect.getsource(value)
             yield source
+        # A wrapper's own globals are those of the module that wraps.
+        namespace = getattr(sys.modules.get(module), "__dict__", {})
         if isinstance(value, type):
             yield from map(self.of, value.__bases__)
-            for item in vars(value).values():
+            name = value.__qualname__.split(".")[0]
+            if name in self._made_by(namespace):
+                yield self._making(name, namespace)  # what its body reads, and what changes it
+            written = name in self._made_by(namespace) and "<locals>" not in value.__qualname__
+            for key, item in vars(value).items():
+                if type(item) in _PLAIN and not written and not key.startswith("__"):
+                    yield self._item(key, item)  # of a function's argument, say
                 item = getattr(item, "fget", None) or getattr(item, "func", item)  # properties
                 item = getattr(item, "__func__", item)  # static methods and class methods
                 if not isinstance(item, types.FunctionType):
@@ -175,27 +184,31 @@ class _Walk:
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
                 yield from _bytecode(value.__code__)
             cells = [_content(cell) for cell in value.__closure__ or ()]
-            namespace, name = value.__globals__, value.__qualname__
-            defaults = (value.__defaults__, value.__kwdefaults__)
-            made = any(defaults) and name in self._made_by(namespace)
-            if made and not self._constant(name, namespace):
-                yield self._making(name, namespace)  # they may be made at run time, or changed
-            else:
+            defaults, name = (value.__defaults__, value.__kwdefaults__), value.__qualname__
+            made = self._made_by(namespace).get(name, ())
+            fixed = not made or self._constant(name, namespace)
+            if len(made) > 1 or (any(defaults) and not fixed):
+                yield self._making(name, namespace)  # what is made at run time, or changed
+            if fixed:
                 yield from map(self.of, defaults)
             yield self.of(cells)
-            yield from self._named(value.__code__, namespace)
+            yield from self._named(value.__code__, value.__globals__)
 
     def _named(self, code: types.CodeType, namespace: dict[str, Any]) -> Iterator[str]:
         """What code names of its module, and what it imports itself."""
-        for name in sorted(_globals(code)):
+        known = self._made_by(namespace)
+        for name in sorted(_globals(code, known)):
             value = namespace.get(name)
             if name not in namespace:  # a builtin, or not made yet, not here, or deleted
-                if name in self._made_by(namespace):
+                if name in known:
                     yield self._making(name, namespace)
             elif isinstance(value, (*_CODE, functools.partial, re.Pattern)):
                 yield self._item(name, value)
-                if isinstance(value, types.ModuleType) and self._looked_into(value.__name__):
-                    yield self._making(name, namespace)  # of a package: which modules of it
+                module = isinstance(value, types.ModuleType)
+                inside = value.__name__ if module else getattr(value, "__module__", None)
+                # Of a package: which modules of it. Of others: what is changed in them here.
+                if self._looked_into(inside) and (module or len(known.get(name, ())) > 1):
+                    yield self._making(name, namespace)
             elif type(value) not in _PLAIN or not self._constant(name, namespace):
                 yield self._making(name, namespace)
             else:
@@ -210,8 +223,7 @@ class _Walk:
         self._made[key] = _hash("again", name)
         told = list[str]()
         if self._looked_into(str(namespace.get("__name__"))):
-            known = self._made_by(namespace)
-            for text, code, _ in known.get(name, known.get("*", ())):
+            for text, code, _ in self._made_of(name, namespace):
                 told += [text, *self._named(code, namespace)]
         own = self._looked_into(type(value).__module__)
         if own:
@@ -230,6 +242,10 @@ class _Walk:
             self._statements[id(namespace)] = _statements(_source(module)) if there else {}
         return self._statements[id(namespace)]
 
+    def _made_of(self, name: str, namespace: Mapping[str, Any]) -> list[_Statement]:
+        known = self._made_by(namespace)
+        return [*known.get(name, ()), *known.get("*", ())]
+
     def _constant(
         self, name: str, namespace: Mapping[str, Any], through: tuple[str, ...] = ()
     ) -> bool:
@@ -241,7 +257,7 @@ class _Walk:
         known, module = self._made_by(namespace), str(namespace.get("__name__"))
         if name.startswith("__") and name not in known:
             return False  # __file__ is where the code lies, not what it is
-        for _, _, statement in known.get(name, known.get("*", ())):
+        for _, _, statement in self._made_of(name, namespace):
             if isinstance(statement, ast.ImportFrom):
                 there = _imported(statement, namespace)
                 names = {item.asname or item.name: item.name for item in statement.names}
@@ -281,7 +297,10 @@ def _package(module: str | None) -> str:
 
 def _file(module: str) -> str | None:
     file, spec = getattr(sys.modules.get(module), "__file__", None), _spec(module)
-    return spec.origin if file is None and spec is not None and spec.has_location else file
+    if file is None and spec is not None:  # a package without an __init__ is a folder
+        folders = spec.submodule_search_locations or ()
+        return spec.origin if spec.has_location else next(iter(folders), None)
+    return file
 
 
 def _installed(file: str | None) -> bool:
@@ -289,7 +308,8 @@ def _installed(file: str | None) -> bool:
     return bool(file and file.startswith(_LIBRARIES)) or not _SITES.isdisjoint(parts)
 
 
-def _globals(code: types.CodeType) -> set[str]:
+def _globals(code: types.CodeType, known: Collection[str]) -> set[str]:
+    """The globals that code reads, but those that it makes itself, where no statement is known."""
     found, stored = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -298,8 +318,8 @@ def _globals(code: types.CodeType) -> set[str]:
             stored.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            found |= _globals(inner)
-    return found - stored
+            found |= _globals(inner, known)
+    return found - stored.difference(known)
 
 
 def _imports(code: types.CodeType, package: str | None) -> set[str]:
@@ -328,14 +348,21 @@ def _imports_of(source: str, package: str | None) -> frozenset[str]:
 def _statements(source: str) -> dict[str, list[_Statement]]:
     """Name → the statements at the top of a module that bind it or change what it holds."""
     found: dict[str, list[_Statement]] = {}
-    lines = source.splitlines()
+    changed: dict[str, set[str]] = {}  # by the functions that do it
+    lines = source.split("\n")  # as ast counts: splitlines parts at a form feed too
     with contextlib.suppress(SyntaxError, ValueError):
         for statement in ast.parse(source).body:
             if (code := _compiled(ast.Module([statement], []))) is None:
                 continue
             above = [item.lineno for item in getattr(statement, "decorator_list", ())]
             text = "\n".join(lines[min([statement.lineno, *above]) - 1 : statement.end_lineno])
-            for name in _bound(statement):
+            bound = _bound(statement)
+            called = getattr(statement, "decorator_list", [statement])
+            for node in (inner for item in called for inner in ast.walk(item)):
+                bound = bound | changed.get(getattr(node, "id", ""), set())
+            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                changed[statement.name] = bound - {statement.name}
+            for name in bound:
                 found.setdefault(name, []).append((text, code, statement))
     return found
 
@@ -371,6 +398,9 @@ def _bound(statement: ast.stmt) -> set[str]:
             found.add(node.name)
             for inner in ast.walk(node):
                 found.update(inner.names if isinstance(inner, ast.Global) else ())
+                if isinstance(inner, ast.Subscript) and isinstance(inner.ctx, ast.Store):
+                    found.add(_holder(inner))  # REWARDS[name] = function
+            found.update(*map(_passed, node.decorator_list))
             continue  # what else is inside is bound there
         if isinstance(node, ast.alias):
             found.add(node.asname or node.name.split(".")[0])
@@ -378,8 +408,19 @@ def _bound(statement: ast.stmt) -> set[str]:
             found.add(_holder(node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             found.add(_holder(node.func))  # names.append("more")
+        elif isinstance(node, ast.Expr):
+            found |= _passed(node.value)
         todo += ast.iter_child_nodes(node)
     return found
+
+
+def _passed(call: ast.AST) -> set[str]:
+    """The names that a call for its effect, or a decorator, may change: `shuffle(names)`."""
+    found = set[str]()
+    if isinstance(call, ast.Call):
+        found = {_holder(item) for item in (*call.args, *(word.value for word in call.keywords))}
+        call = call.func
+    return found | {_holder(call)} if isinstance(call, ast.Attribute) else found
 
 
 def _holder(node: ast.AST) -> str:

@@ -240,7 +240,13 @@ def test_what_is_in_the_way_in_a_run_folder_is_replaced_or_named(
     assert (others / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nowhere", "half of it"])
+OTHERWISE = {
+    "half of it": lambda old: old[: len(old) // 2],
+    "other values": lambda old: old[:-1] + bytes([old[-1] ^ 1]),
+}
+
+
+@pytest.mark.parametrize("kind", ["nothing", "file", "folder", "link to nowhere", *OTHERWISE])
 def test_a_best_policy_that_is_gone_is_sought_anew(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,11 +259,11 @@ def test_a_best_policy_that_is_gone_is_sought_anew(
     folder = folder_of(tmp_path)
     assert json.loads((folder / "best.json").read_text())["step"] < 4
     saved = (folder / "best" / "model.safetensors").read_bytes()
-    shutil.rmtree(folder / "best")
-    if kind == "half of it":
-        (folder / "best").mkdir()
-        (folder / "best" / "model.safetensors").write_bytes(saved[: len(saved) // 2])
-    elif kind != "nothing":
+    if kind in OTHERWISE:
+        (folder / "best" / "model.safetensors").write_bytes(OTHERWISE[kind](saved))
+    else:
+        shutil.rmtree(folder / "best")
+    if kind not in ("nothing", *OTHERWISE):
         put_in_the_way(folder / "best", kind, folder)
     summary = run_small(tmp_path, *RUNS["grpo"])
     assert summary["best"] == json.loads((folder / "best.json").read_text())

@@ -512,6 +512,34 @@ def test_rows_on_which_a_reward_fails_while_pairs_are_sampled_are_counted(
     assert 0 < failed < 16 and " of the 16 completions" in told[0]
 
 
+@pytest.mark.parametrize("labels", [(True,), (False,), (True, False), "alike", "random"])
+def test_labels_of_one_kind_are_warned_of(labels: Any, tmp_path: Path) -> None:
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+    from zoo.train.run import run
+
+    options = [*SMALL, *QUICK, "algorithm=kto", "train.steps=1", f"output={tmp_path / 'out'}"]
+    told = "all 16 completions.* undesirable and none"
+    if not isinstance(labels, str):
+        rows = [
+            {"prompt": f"{i} + 1 =", "completion": str(i), "label": label}
+            for i in range(8)
+            for label in labels[i % len(labels) :][:1]
+        ]
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = [one for one in options if not one.startswith("data.")]
+        options += ["data=jsonl", f"data.path={file}", "data.kind=labelled"]
+        told = f"all 8 completions.* {'' if labels[0] else 'un'}desirable and none"
+    elif labels == "alike":
+        options += [*FUNCTION, "reward.fn=tests.e2e.faulty.alike"]
+    run(structured(compose(options)))
+    found = lines(tmp_path / "out", "warnings.jsonl")
+    notes = [w["message"] for w in found if w["kind"] == "one_label"]
+    assert len(notes) == (len(labels) == 1 or labels == "alike")
+    assert all(re.search(told, note) for note in notes)
+
+
 @pytest.mark.parametrize(
     ("name", "algorithm", "says"),
     [

@@ -240,6 +240,50 @@ def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
     assert list(known["files"]) == ["data.path: test.jsonl", "data.gsm8k: test.jsonl"]
 
 
+def change_weights(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    next(iter(weights.values())).mul_(-1)
+    (folder / "model.safetensors").unlink()  # a run's policy may be read-only
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("key", ["path", "critic"])
+def test_a_base_that_changes_below_its_adapter_is_told(
+    key: str, stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    from tests.models.tiny import llama
+    from zoo.config import LoraConfig, ModelConfig
+    from zoo.data.tokenizer import arithmetic_tokenizer
+    from zoo.models.loading import load_trained, save_policy
+
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    save_policy(llama(vocab_size=512), arithmetic_tokenizer(), base)
+    start = ModelConfig(path=str(base), lora=LoraConfig(rank=2, alpha=4.0))
+    save_policy(load_trained(start)[0], arithmetic_tokenizer(), adapter)
+    small = [one for one in SMALL if not one.startswith("model")]
+    lora = ["model=hub", "model.lora.rank=2", "model.lora.alpha=4"]
+    shutil.copytree(base, tmp_path / "start")
+    names = {"path": str(tmp_path / "start"), key: str(adapter)}
+    job = [*small, *lora, *(f"model.{k}={v}" for k, v in names.items())]
+    job += ["algorithm=ppo", "train.steps=3", "train.checkpoint_every=1", "evaluate.every=0"]
+    config = structured(compose([*job, f"output={tmp_path / 'out'}"]))
+    if stopped:
+        with monkeypatch.context() as patch:
+            signal_at(patch, "zoo.measure.recorder:Recorder.step:2", signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt, match="Step 2 of 3"):
+                train(config)
+    else:
+        train(config)
+    change_weights(base)
+    named = f"model.{key} → its base {base}: model.safetensors"
+    with pytest.raises(ConfigError, match=f"{named} (changed since|was before it changed)"):
+        train(config)
+
+
 def test_a_large_file_is_told_by_its_length_and_by_blocks(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     with path.open("wb") as out:

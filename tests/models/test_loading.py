@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -212,6 +213,36 @@ def test_what_cannot_load_is_refused_before_anything_does(
     config: ModelConfig, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
+        check_model_config(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        (
+            "llama",
+            {"num_atention_heads": 2},
+            "=2 has no effect.*Did you mean .*num_attention_heads",
+        ),
+        ("llama", {"n_layer": 2}, "has no effect: model_type=llama has no such setting"),
+        ("gpt2", {"num_experts": 8}, "model_type=gpt2 .* ~model.architecture.num_experts"),
+        ("llama", {"max_length": 8, "rope_theta": 5.0}, "max_length=8 has no effect"),
+        # of another's fields, by another name, and one that turns into another
+        ("mixtral", {"num_local_experts": 2}, None),
+        ("mixtral", {"num_experts": 2}, None),
+        ("gpt2", {"intermediate_size": 8}, None),  # of the yaml that another kind is chosen in
+        ("gpt2", {"hidden_size": 8, "n_layer": 1, "_attn_implementation": "eager"}, None),
+        ("llama", {"rope_theta": 5.0, "torch_dtype": "float32"}, None),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, None),
+        ("no_such_kind", {"hidden_sise": 2}, None),  # told of by transformers
+    ],
+)
+def test_a_setting_that_the_architecture_does_not_know_is_refused(
+    kind: str, setting: dict[str, Any], message: str | None
+) -> None:
+    config = ModelConfig(architecture={"model_type": kind, **setting}, tokenizer="arithmetic")
+    refused = pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext()
+    with refused:
         check_model_config(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -562,6 +563,124 @@ def test_a_folder_that_names_no_base_is_refused(base: Path, content: str) -> Non
             load_trained(config)
 
 
+def rewrite(folder: Path, **facts: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+
+def refused_by_both(folder: Path, *named: str) -> None:
+    """Whoever merges the adapter and whoever trains it further says so, by the setting's name."""
+    for config in (ModelConfig(path=str(folder)), settings(path=str(folder))):
+        for setting in ("model.path", "model.critic"):
+            with pytest.raises(ConfigError) as refused:
+                load_trained(config, setting=setting)
+            told = str(refused.value)
+            assert all(part in told for part in (*named, str(folder), setting)), told
+            assert len(told.splitlines()) < 4 and "repo" not in told
+
+
+LAYER = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        ("missing", ["lacks", "layers.0.self_attn.q_proj.lora_A"]),
+        ("surplus", ["beyond", "nowhere.lora_A"]),
+        ("of the base", ["beyond", "q_proj"]),
+        ("excluded", ["beyond", "layers.1.self_attn.q_proj.lora_A", "and 1 more"]),
+        ("other kind", ["IA3"]),
+        ("other shape", ["[1, 32]", f"[{RANK}, 32]"]),
+        ("cut", ["cannot be read", "adapter_model.safetensors"]),
+        ("empty", ["cannot be read", "adapter_model.safetensors"]),
+        ("gone", ["adapter_model.safetensors is missing"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_not_the_adapters_are_refused(
+    base: Path, edit: str, named: list[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = made_by_peft(base)
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    assert set(weights) == {LAYER.format(i, part) for i in (0, 1) for part in "AB"}
+    if edit == "missing":
+        del weights[LAYER.format(0, "A")]
+    elif edit == "surplus":
+        weights["base_model.model.nowhere.lora_A.weight"] = torch.ones(2, 2)
+    elif edit == "of the base":
+        weights["base_model.model.model.layers.0.self_attn.q_proj.weight"] = torch.zeros(32, 32)
+    elif edit == "other shape":
+        weights[LAYER.format(1, "A")] = torch.ones(1, 32)
+    save_file(weights, file, metadata={"format": "pt"})
+    if edit == "excluded":
+        rewrite(folder, layers_to_transform=[0])
+    elif edit == "other kind":
+        rewrite(folder, peft_type="IA3", feedforward_modules=[])
+        with pytest.raises(ConfigError, match=r"lacks .*ia3_l"):
+            load_model(ModelConfig(path=str(folder)))
+        with pytest.raises(ConfigError, match=r"no plain LoRA \(peft_type=IA3"):
+            load_trained(settings(path=str(folder)))
+        return
+    elif edit in ("cut", "empty"):
+        file.write_bytes(file.read_bytes()[: 100 if edit == "cut" else 0])
+    elif edit == "gone":
+        file.unlink()
+    refused_by_both(folder, *named)
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"r": 0}, "r=0, which is not a whole number from 1"),
+        ({"r": "2"}, 'r="2", which is not a whole number from 1'),
+        ({"r": True}, "r=true"),
+        ({"lora_alpha": float("nan")}, "lora_alpha=NaN, which is not a finite number"),
+        ({"lora_alpha": "6"}, 'lora_alpha="6"'),
+        ({"lora_alpha": None}, "lora_alpha=null"),
+        ({"target_modules": 5}, "target_modules=5"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path is null"),
+        ({"base_model_name_or_path": 5}, "base_model_name_or_path is 5"),
+        ({"base_model_name_or_path": "itself"}, "which is an adapter itself"),
+        ({"rank_pattern": 5}, "rank_pattern=5"),
+    ],
+    ids=str,
+)
+def test_a_value_of_the_adapters_config_that_cannot_be_is_refused_by_name(
+    base: Path, facts: dict[str, Any], named: str
+) -> None:
+    folder, _ = made_by_peft(base)
+    if "itself" in facts.values():
+        facts = {"base_model_name_or_path": str(folder)}
+    rewrite(folder, **facts)
+    if "rank_pattern" in facts:  # peft's to judge, where it is merged
+        with pytest.raises(ConfigError, match=f"adapter model.path={folder} does not fit"):
+            load_model(ModelConfig(path=str(folder)))
+        return
+    refused_by_both(folder, named)
+    for key in ("path", "critic"):
+        places: dict[str, Any] = {"path": str(base), key: str(folder)}
+        with pytest.raises(ConfigError, match=rf"model\.{key}"):
+            check_model_config(ModelConfig(**places))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_layers_share_are_read_once(base: Path) -> None:
+    import peft
+
+    described = peft.VBLoRAConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], r=2, num_vectors=8, vector_length=8,
+        topk=2,
+    )  # fmt: skip
+    made: Any = peft.get_peft_model(load_base(settings(path=str(base))), described)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    made.save_pretrained(str(base.parent / "adapter"))
+    found = logits(load_model(ModelConfig(path=str(base.parent / "adapter"))), ragged_batch())
+    torch.testing.assert_close(found, logits(made, ragged_batch()), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("other", ["another architecture", "another width"])
 @pytest.mark.parametrize("resumed", [True, False])
 def test_an_adapter_whose_base_is_another_points_at_its_name(
@@ -646,6 +765,14 @@ def test_a_merged_adapter_is_what_peft_computes_or_it_is_refused(
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
 
 
+def test_an_adapter_is_merged_without_words_of_other_libraries(base: Path) -> None:
+    folder, _ = made_by_peft(base)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load_model(ModelConfig(path=str(folder)))
+    assert [str(one.message) for one in said if one.category is FutureWarning] == []
+
+
 def test_an_adapter_that_is_not_finite_is_refused(base: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -725,6 +852,16 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"needs the package peft.*pip install 'zoo-rl\[lora\]'"):
         check_model_config(settings(path="some/hub"))
     check_model_config(ModelConfig(path="some/hub"))
+
+
+@pytest.mark.parametrize("key", ["path", "tokenizer"])
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(base: Path, key: str) -> None:
+    folder, _ = made_by_peft(base)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    places: dict[str, Any] = {"path": "some/hub", key: str(folder)}
+    config = ModelConfig(**places)
+    assert load_tokenizer(config).get_vocab() == arithmetic_tokenizer().get_vocab()
 
 
 def test_an_adapter_without_its_base_is_told(base: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ def check_model_config(config: ModelConfig) -> None:
     """Refuse a model section that cannot load, before anything does.
 
     Raises:
-        ConfigError: no tokenizer or model_type for a model from scratch, or a path that is absent.
+        ConfigError: no tokenizer or model_type for a model from scratch, a setting that its
+            model_type has not, or a path that is absent.
     """
     if config.architecture is not None:
         if "model_type" not in config.architecture:
@@ -60,6 +61,7 @@ def check_model_config(config: ModelConfig) -> None:
                 "model.architecture has no model_type; say which transformers architecture to "
                 "build, for example model.architecture.model_type=llama."
             )
+        _check_architecture(config.architecture)
         if config.tokenizer is None:
             raise ConfigError(
                 "model.architecture builds an untrained model, so model.tokenizer must name a "
@@ -83,10 +85,13 @@ def check_model_config(config: ModelConfig) -> None:
             raise ConfigError(
                 f"model.{key}={path} does not exist. Give a folder, a hub name or null."
             )
+    for key in ("path", "critic"):
+        if is_adapter(path := getattr(config, key)):
+            need_peft(f"the adapter model.{key}={path}")
+            adapter_base(replace(config, path=path), f"model.{key}")
     if is_adapter(config.path):
-        need_peft(f"the adapter model.path={config.path}")
-        adapter_base(config)
-    elif config.path is not None and looks_local(config.path):
+        return
+    if config.path is not None and looks_local(config.path):
         path = Path(config.path).expanduser()
         if not path.exists():
             raise ConfigError(
@@ -98,6 +103,36 @@ def check_model_config(config: ModelConfig) -> None:
                 f"model.path={config.path} is a folder without config.json, so no transformers "
                 "model. A finished run keeps its policy in the folder policy/ of the run."
             )
+
+
+def _check_architecture(values: Mapping[str, Any]) -> None:
+    """Refuse settings without an effect: transformers keeps what its model_type does not know."""
+    from zoo.instantiate import did_you_mean  # here, not at the top: it imports every group
+
+    def described(left_out: str = "") -> dict[str, Any]:
+        return AutoConfig.for_model(**{k: v for k, v in values.items() if k != left_out}).to_dict()
+
+    def is_idle(key: str) -> bool:
+        if hasattr(plain, key) or hasattr(usual, key):
+            return False
+        # Some have no field and turn into another, as rope_theta into rope_parameters.
+        kept = described()
+        kept.pop(key, None)
+        return kept == described(key)
+
+    kind = values["model_type"]
+    try:
+        plain = AutoConfig.for_model(kind)
+        usual = AutoConfig.for_model("llama")  # the yaml's settings may stay with another kind
+        idle = [key for key in values if is_idle(key)]
+    except Exception:  # each architecture refuses in its own way, told of where it is made
+        return
+    for key in idle:
+        near = did_you_mean(key, [*plain.to_dict(), *plain.attribute_map], "model.architecture.")
+        raise ConfigError(
+            f"model.architecture.{key}={values[key]} has no effect: model_type={kind} has no such "
+            f"setting.{near} Take it out, with ~model.architecture.{key} where a yaml sets it."
+        )
 
 
 def check_attention(name: str, where: str) -> None:
@@ -140,7 +175,9 @@ def load_tokenizer(config: ModelConfig, setting: str = "model.path") -> PreTrain
     """The tokenizer that belongs to the model; `setting` is where that was given, for messages."""
     name = config.tokenizer or config.path
     if is_adapter(name) and not any(Path(str(name)).expanduser().glob("tokenizer*")):
-        return load_tokenizer(adapter_base(config))  # peft itself saves none
+        setting = setting if config.tokenizer is None else "model.tokenizer"
+        adapter = replace(config, path=name, tokenizer=None)
+        return load_tokenizer(adapter_base(adapter, setting), setting)  # peft itself saves none
     if name == "arithmetic":
         from zoo.data.tokenizer import arithmetic_tokenizer
 
@@ -189,7 +226,8 @@ def load_model(config: ModelConfig, seed: int = 0, setting: str = "model.path") 
             torch.manual_seed(derive_seed(seed, "initial weights"))
             model = _from_scratch(config, dtype)
     elif is_adapter(config.path):
-        return load_merged(config, load_model(adapter_base(config), seed))
+        base = load_model(adapter_base(config, setting), seed, setting)
+        return load_merged(config, base, setting)
     elif config.path is not None and config.path.endswith(".gguf"):
         model = load_gguf(Path(config.path).expanduser(), dtype, config.attention)
     else:
@@ -297,7 +335,7 @@ def load_trained(
         ConfigError: see `load_model`, `add_adapter` and `resume_adapter`.
     """
     if config.adapter is not None and is_adapter(config.path):
-        model = resume_adapter(load_base(config, seed), config)
+        model = resume_adapter(load_base(config, seed, setting), config, setting)
         return model, weights_hash(model)
     model = load_model(config, seed, setting)
     if config.adapter is None and config.compute_dtype == "bfloat16":
@@ -329,9 +367,11 @@ def tell_of_ties(model: torch.nn.Module, owner: str) -> None:
         )
 
 
-def load_base(config: ModelConfig, seed: int = 0) -> PreTrainedModel:
+def load_base(config: ModelConfig, seed: int = 0, setting: str = "model.path") -> PreTrainedModel:
     """The model that an adapter is trained on: that of an adapter folder, or the start itself."""
-    return load_model(adapter_base(config) if is_adapter(config.path) else config, seed)
+    if is_adapter(config.path):
+        config = adapter_base(config, setting)
+    return load_model(config, seed, setting)
 
 
 def _recompute_activations(model: Any) -> None:

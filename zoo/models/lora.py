@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import math
+import pickle
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -91,39 +94,76 @@ def is_adapter(path: str | Path | None) -> bool:
     return path is not None and (Path(path).expanduser() / CONFIG).is_file()
 
 
-def adapter_base(config: ModelConfig) -> ModelConfig:
+def adapter_base(config: ModelConfig, setting: str = "model.path") -> ModelConfig:
     """The model section of the model that an adapter folder adapts.
 
+    Args:
+        setting: where the folder was given, for messages.
     Raises:
-        ConfigError: the folder does not say which, or it is gone.
+        ConfigError: the folder does not say which, it is gone, or it is an adapter too; or a value
+            beside it is none that peft can use.
     """
     path = Path(str(config.path)).expanduser()
     try:
-        facts = _facts(path)
-        base = facts["base_model_name_or_path"]
-        assert base
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        facts: Any = _facts(path)
+        if not isinstance(facts, dict):
+            raise ValueError(f"it holds {json.dumps(facts)}, no mapping")
+        base = facts.get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise ValueError(f"base_model_name_or_path is {json.dumps(base)}")
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path / CONFIG} does not say which model it adapts ({type(error).__name__}). Write "
-            "base_model_name_or_path into it, or merge the adapter with peft."
-        ) from error
+            f"{setting}: {path / CONFIG} does not say which model it adapts: {_brief(error)}. "
+            "Write base_model_name_or_path into it, or merge the adapter with peft."
+        ) from None
+    _check_values(facts, f"{setting}: {path / CONFIG}")
+    if is_adapter(base):
+        raise ConfigError(
+            f"{setting}: {path / CONFIG} has base_model_name_or_path={base}, which is an adapter "
+            "itself. Write the model below it there, or the folder that peft merged it into."
+        )
     local = Path(base).expanduser()
     if local.is_absolute() and not local.exists():
         raise ConfigError(
-            f"the adapter model.path={config.path} adapts {base}, which does not exist. Restore "
+            f"the adapter {setting}={config.path} adapts {base}, which does not exist. Restore "
             f"it, or write its new place into base_model_name_or_path of {path / CONFIG}."
         )
     return replace(config, path=base, revision=facts.get("revision"), fetch=None)
 
 
-def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
+def _check_values(facts: dict[str, Any], where: str) -> None:
+    """Refuse what peft compares before it looks at it."""
+    if facts.get("peft_type") != "LORA":
+        return
+    facts = {"r": 8, "lora_alpha": 8, "target_modules": None, **facts}  # peft's own
+    r, alpha, targets = (facts[key] for key in ("r", "lora_alpha", "target_modules"))
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    names = targets if isinstance(targets, list) else [targets or ""]
+    wanted = {
+        "r": ("a whole number from 1", type(r) is int and r >= 1),
+        "lora_alpha": ("a finite number", number and math.isfinite(alpha)),
+        "target_modules": ("names or a pattern", all(isinstance(one, str) for one in names)),
+    }
+    for key, (what, right) in wanted.items():
+        if not right:
+            raise ConfigError(
+                f"{where} has {key}={json.dumps(facts[key]):.60}, which is not {what}. Restore "
+                "what the training wrote."
+            )
+
+
+def load_merged(
+    config: ModelConfig, base: PreTrainedModel, setting: str = "model.path"
+) -> PreTrainedModel:
     """An adapter folder as an ordinary model: W + (alpha/rank)·B·A in the place of W.
 
+    Args:
+        setting: where the folder was given, for messages.
     Raises:
-        ConfigError: the adapter does not fit its base or is not finite, or merging gives another
-            model than it.
+        ConfigError: the adapter is not whole, does not fit its base or is not finite, or merging
+            gives another model than it.
     """
-    need_peft(f"the adapter model.path={config.path}")
+    need_peft(f"the adapter {setting}={config.path}")
     from peft import PeftModel
 
     from zoo.models.loading import check_finite
@@ -131,22 +171,27 @@ def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
     path, name = Path(str(config.path)).expanduser(), base.config._name_or_path
     if not _merges(kind := _facts(path).get("peft_type")):
         raise ConfigError(
-            f"the adapter {path} cannot be merged into its base: peft adds no peft_type={kind} to "
-            f"weights. Start from the base (model.path={name})."
+            f"the adapter {setting}={path} cannot be merged into its base: peft adds no "
+            f"peft_type={kind} to weights. Start from the base ({setting}={name})."
         )
+    _need_weights(path, setting, WEIGHTS, "adapter_model.bin")
     try:
-        adapter: Any = PeftModel.from_pretrained(base, str(path)).eval()  # pyright: ignore
+        with warnings.catch_warnings():  # peft asks for an attribute that transformers renamed
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            adapter: Any = PeftModel.from_pretrained(base, str(path)).eval()  # pyright: ignore
+        told = adapter.load_adapter(str(path), ADAPTER)  # the first time peft keeps it to itself
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ConfigError(
-            f"the adapter {path} does not fit its base {name}: {_brief(error)}\n"
-            f"Check base_model_name_or_path in {CONFIG}."
-        ) from error
+    except (*_UNREADABLE, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise _unfit(path, setting, name, error) from error
+    weights, missing = dict(adapter.named_parameters(remove_duplicate=False)), told.missing_keys
+    read = {id(weight) for key, weight in weights.items() if key not in missing}
+    missing = [key for key in missing if id(weights.get(key)) not in read]  # layers may share one
+    _check_names(missing, told.unexpected_keys, path, setting, name)
     wanted = _some_logits(adapter)
     check_finite(adapter, f"the adapter {path}")
     way_out = (
-        f"Start from the base (model.path={name}), or merge it with what made it and give the "
+        f"Start from the base ({setting}={name}), or merge it with what made it and give the "
         "merged folder."
     )
     try:
@@ -155,7 +200,7 @@ def load_merged(config: ModelConfig, base: PreTrainedModel) -> PreTrainedModel:
         raise
     except (ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(
-            f"the adapter {path} cannot be merged into its base: {_brief(error)}\n{way_out}"
+            f"the adapter {path} cannot be merged into its base: {_brief(error)}.\n{way_out}"
         ) from error
     # Weights that layers share (a tied head, replicated layers) take what was meant for one
     gap = float((_some_logits(merged) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
@@ -180,8 +225,47 @@ def _merges(kind: Any) -> bool:
     return hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload")
 
 
+_UNREADABLE = (OSError, SafetensorError, pickle.UnpicklingError, EOFError)
+
+
+def _need_weights(path: Path, setting: str, *names: str) -> None:
+    if not any((path / name).is_file() for name in names):
+        raise ConfigError(
+            f"the adapter {setting}={path} has no weights: {path / names[0]} is missing. Restore "
+            "it from a copy, or give the folder that has it."
+        )
+
+
+def _unfit(path: Path, setting: str, base: str, error: Exception) -> ConfigError:
+    if isinstance(error, _UNREADABLE):
+        return ConfigError(
+            f"the weights of the adapter {setting}={path} cannot be read: {_brief(error)}. "
+            f"Restore {path / WEIGHTS} from a copy, or start from the base ({setting}={base})."
+        )
+    return ConfigError(
+        f"the adapter {setting}={path} does not fit its base {base}: {_brief(error)}.\n"
+        f"Check base_model_name_or_path in {path / CONFIG}."
+    )
+
+
+def _check_names(
+    missing: list[str], surplus: list[str], path: Path, setting: str, base: str
+) -> None:
+    """Refuse weights that are not those the config asks for: peft draws and drops them silently."""
+    for names, verb in ((missing, "lacks"), (surplus, "has, beyond what it asks for,")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ConfigError(
+                f"the adapter {setting}={path} does not fit its {CONFIG} and its base {base}: the "
+                f"file of its weights {verb} {names[0]}{more}. Restore both files, or check "
+                f"base_model_name_or_path in {path / CONFIG}."
+            )
+
+
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    lines = str(error).splitlines()
+    fact = next((line for line in lines if "size mismatch" in line), str(error))
+    return " ".join(fact.split())[:300].rstrip(".")
 
 
 @torch.no_grad()
@@ -249,9 +333,13 @@ def add_adapter(
     return model
 
 
-def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+def resume_adapter(
+    model: PreTrainedModel, config: ModelConfig, setting: str = "model.path"
+) -> PreTrainedModel:
     """Put the adapter of the folder `config.path` on its base, to be trained further.
 
+    Args:
+        setting: where the folder was given, for messages.
     Raises:
         ConfigError: the settings are not those of the folder, or its weights do not fit.
     """
@@ -262,7 +350,8 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     lora, path = config.adapter, Path(str(config.path)).expanduser()
     assert lora is not None and lora.rank is not None
     facts = _facts(path)
-    merging = f"Start from its base (model.path={facts['base_model_name_or_path']})."
+    name = facts["base_model_name_or_path"]
+    merging = f"Start from its base ({setting}={name})."
     if _merges(facts.get("peft_type")):
         merging = (
             "With model.lora.rank=null it is merged into its base, if that gives the same model, "
@@ -270,7 +359,7 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
         )
     if odd := _beyond_plain(facts):
         raise ConfigError(
-            f"the adapter model.path={config.path} is no plain LoRA ({odd}), so it cannot be "
+            f"the adapter {setting}={config.path} is no plain LoRA ({odd}), so it cannot be "
             f"trained further. {merging}"
         )
     described: Any = PeftConfig.from_pretrained(str(path))
@@ -281,7 +370,7 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     same = lora.targets is None or names in (set(lora.targets), set(_targets(model, lora)))
     if wanted != found or not same:
         raise ConfigError(
-            f"the adapter model.path={config.path} has rank {found[0]}, alpha {found[1]:g} and "
+            f"the adapter {setting}={config.path} has rank {found[0]}, alpha {found[1]:g} and "
             f"targets {sorted(names)}, the run another. Set model.lora.rank="
             f"{found[0]} model.lora.alpha={found[1]:g} model.lora.targets=null to go on with it, "
             "or model.lora.rank=null to merge it and train all weights."
@@ -293,28 +382,24 @@ def resume_adapter(model: PreTrainedModel, config: ModelConfig) -> PreTrainedMod
     way_out = f"Check base_model_name_or_path in {path / CONFIG}."
     _inject(model, described, config, way_out, 0)
     shared = _shared(model)
-    for name, layer in model.named_modules():
+    for layer_name, layer in model.named_modules():
         base: Any = getattr(layer, "base_layer", None)
         if base is not None and (base is head or not _own(base, shared)):
             raise ConfigError(
-                f"the adapter model.path={config.path} adapts {name}, and only linear maps below "
-                f"the head with weights of their own are trained by adapters here. {merging}"
+                f"the adapter {setting}={config.path} adapts {layer_name}, and only linear maps "
+                f"below the head with weights of their own are trained by adapters here. {merging}"
             )
+    _need_weights(path, setting, WEIGHTS)
     try:
         saved = load_file(path / WEIGHTS).items()
-        state = {name.removeprefix("base_model.model."): value for name, value in saved}
+        state = {key.removeprefix("base_model.model."): value for key, value in saved}
         done = set_peft_model_state_dict(model, state)
-    except (OSError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ConfigError(
-            f"{path / WEIGHTS} cannot be used: {_brief(error)}. Is the base another? {way_out}"
-        ) from error
+    except (*_UNREADABLE, RuntimeError, KeyError) as error:
+        raise _unfit(path, setting, name, error) from error
     missing = [key for key in done.missing_keys if "lora_" in key]
-    if missing or done.unexpected_keys:
-        raise ConfigError(
-            f"{path / WEIGHTS} does not fit its base: {(missing or done.unexpected_keys)[0]} is "
-            f"missing or unknown. {way_out}"
-        )
-    check_finite(model, f"the adapter model.path={config.path}")
+    surplus = done.unexpected_keys + [key for key in state if "lora_" not in key]
+    _check_names(missing, surplus, path, setting, name)
+    check_finite(model, f"the adapter {setting}={config.path}")
     return model
 
 
@@ -359,7 +444,7 @@ def _inject(
             inject_adapter_in_model(described, model, ADAPTER)
         except ValueError as error:
             raise ConfigError(
-                f"{type(model).__name__} takes no such adapter: {_brief(error)}\n{way_out}"
+                f"{type(model).__name__} takes no such adapter: {_brief(error)}.\n{way_out}"
             ) from error
     described.lora_dropout = lora.dropout
     for name, weight in model.named_parameters():

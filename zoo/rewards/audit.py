@@ -34,6 +34,7 @@ FIELDS = {
     "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
     "label": ("label", "is_correct", "correct", "expected"),
 }
+WITHOUT_GOLD = {"unit_tests", "constraints"}  # rewards that read other columns
 RIGHT = {"1", "1.0", "true", "pass", "right", "correct", "yes"}
 WRONG = {"0", "0.0", "false", "fail", "wrong", "incorrect", "no"}
 SHOWN = 8  # rows of each kind on the terminal; the page has up to 200
@@ -219,7 +220,9 @@ def _labelled(
     values = {**row, **part}
     given = {role: _field(values, role, settings) for role in FIELDS}
     found = {role: field for role, field in given.items() if field is not None}
-    missing = [role for role in FIELDS if role not in found]
+    asked = {settings.get("reward", "verifier"), settings.get("against", "unit_tests")}
+    excused = {"gold"} if asked <= WITHOUT_GOLD and "gold" not in settings else set()
+    missing = [role for role in FIELDS if role not in found.keys() | excused]
     if missing:
         raise ConfigError(
             f"{path}, row {name}: no field for {' and '.join(missing)}; it has "
@@ -239,9 +242,12 @@ def _labelled(
     columns = dict(values)
     if "style" in settings:
         columns["style"] = settings["style"]
-    columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
-    question = str(row.get("question", row.get("problem", row.get("prompt", ""))))
-    prompt = Prompt(id=name, text=question, columns=columns)
+    if "gold" in found:
+        columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
+    question = row.get("question", row.get("problem", row.get("prompt", "")))
+    if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
+        question = question[-1].get("content", "")
+    prompt = Prompt(id=name, text=str(question), columns=columns)
     return Labelled(name, prompt, text, label in RIGHT)
 
 
@@ -322,7 +328,7 @@ def print_audit(
         if found:
             console.print(f"\n{kind}s to read ({min(len(found), SHOWN)} of {len(found)})")
         for j in found[:SHOWN]:
-            gold = _short(j.row.prompt.columns["answer"], 40)
+            gold = _short(j.row.prompt.columns.get("answer"), 40)
             tail = " ".join(j.row.completion.split())[-60:]
             console.print(f"  row {j.row.name}: gold {gold!r}, {j.reason}: …{escape(tail)}")
     if other is not None:
@@ -377,7 +383,7 @@ def _page(name: str, judged: Sequence[Judged]) -> str:
     for title, found in {**kinds, "slowest rows": slow}.items():
         rows = "".join(
             f"<details{' open' if i < 5 else ''}><summary>row {html.escape(j.row.name)} · gold "
-            f"<b>{html.escape(_short(j.row.prompt.columns['answer'], 80))}</b> · "
+            f"<b>{html.escape(_short(j.row.prompt.columns.get('answer'), 80))}</b> · "
             f"{html.escape(j.reason)} · {j.seconds * 1e3:.2f} ms</summary>"
             f"<p>{html.escape(_short(j.row.prompt.text or '', 2000))}</p>"
             f"<pre>{html.escape(_short(j.row.completion, 6000))}</pre></details>"

@@ -13,6 +13,7 @@ batch in parallel.
 import ast
 import functools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,8 +242,9 @@ class CodeReward:
     def verdict(self, completion: str, row: Mapping[str, Any]) -> CodeVerdict:
         """The verdict on one completion; the row's columns say the kind of tests.
 
-        Columns: `test_list` (MBPP), `test` and `entry_point` (HumanEval; `prompt` is put before the
-        code), `tests` with `call` and `expected`, or `tests` with `stdin` and `stdout`.
+        Columns: `test_list` (MBPP), `test` and `entry_point` (HumanEval; where `prompt` begins the
+        program it is put before the code), `tests` with `call` and `expected`, or `tests` with
+        `stdin` and `stdout`.
 
         Raises:
             ValueError: the row has none of these.
@@ -255,10 +257,11 @@ class CodeReward:
             setup = row.get("test_setup_code") or ""
             return run_asserts(code, row["test_list"], setup, **options)
         if row.get("test") and row.get("entry_point"):
-            program = row.get("prompt", "") + code
-            if f"def {row['entry_point']}" in code:  # the whole function, not only its body
-                program = row.get("prompt", "") + "\n" + code
-            return run_check(program, row["test"], row["entry_point"], **options)
+            for program in _begun_programs(row.get("prompt"), code, row["entry_point"]):
+                verdict = run_check(program, row["test"], row["entry_point"], **options)
+                if verdict.reason != "syntax":
+                    return verdict
+            return run_check(code, row["test"], row["entry_point"], **options)
         tests = row.get("tests")
         if tests and "call" in tests[0]:
             return run_tests(code, tests, **options)
@@ -314,6 +317,65 @@ def extract_code(completion: str) -> str:
     if last is not None:
         return last
     return "".join(block) if block is not None else completion
+
+
+# ------------------------------------------------------------------ prompts that begin a program
+
+
+def _begun_programs(prompt: Any, code: str, entry_point: str) -> list[str]:
+    """The programs that the code may end, likeliest first; none where the prompt begins none.
+
+    Only the sandbox parses what a model wrote, so which of these is Python is found there.
+    """
+    prompt = prompt if isinstance(prompt, str) else ""
+    begun, ending = _opening(prompt, entry_point)
+    if re.search(rf"^(async\s+)?def\s+{re.escape(entry_point)}\b", code, re.MULTILINE):
+        return [f"{begun}{ending}\n{code}"] if begun.strip() else []  # its imports and helpers
+    programs = [begun + code, f"{begun}\n{code}"] if begun.strip() else []
+    blank = begun[-1:].isspace() or code[:1].isspace()
+    if "#" in begun.rpartition("\n")[2] or not blank:  # a comment would swallow what follows
+        programs.reverse()
+    if _body(prompt) is None:  # cut off within a statement, perhaps
+        programs = [prompt + code, f"{prompt}\n{code}", *programs]
+    return list(dict.fromkeys(programs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _opening(prompt: str, entry_point: str) -> tuple[str, str]:
+    """The Python with which a prompt begins the program, and what would make it whole.
+
+    Both are empty where the prompt is an instruction in words. The Python may stand in a fence, or
+    before paragraphs of words.
+    """
+    heads = [prompt]
+    while head := heads[-1].rpartition("\n\n")[0]:
+        heads.append(head)
+    for text in (extract_code(prompt), *heads):
+        last = text.rstrip().rpartition("\n")[2]
+        indent = last[: len(last) - len(last.lstrip())]
+        for ending in ("", f"\n{indent}    pass\n"):
+            body = _body(text + ending)
+            if body is None:
+                continue
+            named = any(getattr(s, "name", None) == entry_point for s in body)
+            if named or (text in heads and all(map(_defines, body))):
+                return text, ending
+    return "", ""
+
+
+def _body(source: str) -> list[ast.stmt] | None:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _defines(statement: ast.stmt) -> bool:
+    """Whether this is no words: `Square` and `Task: sums` are Python, too."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef, ast.ClassDef)
+    return isinstance(statement, kinds)
 
 
 # ------------------------------------------------------------------ tests taken apart

@@ -175,16 +175,33 @@ def _source(setting: str, name: str) -> dict[str, str]:
 def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
     found: dict[str, str] = {}
     # A text that is no path, or a file that nobody may read, is told by its reader.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(value).expanduser()
         # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
-        if path.is_dir() and ("/" in value or key.endswith(FOLDER_KEYS)):
-            for file in sorted(path.iterdir()):
-                if file.is_file() and not file.name.startswith(".") and file.suffix not in NOTES:
-                    found[f"{setting}: {file.name}"] = _file_hash(file)
-        elif path.is_file():
-            found[setting] = _file_hash(path)
+        if path.is_file() or "/" in value or key.endswith(FOLDER_KEYS):
+            for what, file in _files(setting, path):
+                found[what] = _file_hash(file)
+            if base := _adapted(path):
+                for what, file in _files(f"{setting} → its base {base}", base):
+                    found[what] = _file_hash(file)
     return found
+
+
+def _files(what: str, path: Path) -> Iterator[tuple[str, Path]]:
+    if path.is_file():
+        yield what, path
+    elif path.is_dir():
+        for file in sorted(path.iterdir()):
+            if file.is_file() and not file.name.startswith(".") and file.suffix not in NOTES:
+                yield f"{what}: {file.name}", file
+
+
+def _adapted(folder: Path) -> Path | None:
+    """The local model that an adapter of peft in a folder adapts."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        facts = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return Path(facts["base_model_name_or_path"]).expanduser()
+    return None
 
 
 def _file_hash(path: Path) -> str:

@@ -80,7 +80,7 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
     """
     known = folder / "meta.json"
     if known.exists():
-        facts = _facts(known, f"Delete {folder} and start anew.")
+        facts = _facts(known, _ANEW)
         found = facts.get("config_hash")
         if found != identity:
             raise ConfigError(
@@ -106,19 +106,38 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
                 f"{hashes}). Choose another name or output for a run of what it is now, or delete "
                 "the folder."
             )
-        anew = "Delete it: the same command writes it anew."
-        facts = _facts(summary, anew)
+        facts = _facts(summary, _ANEW)
         wanted = {"status": "finished", "config_hash": identity, "seed": config.seed}
         for key, value in wanted.items():
             if facts.get(key) != value:
                 raise ConfigError(
                     f"{summary} is not of this run: its {key} is {facts.get(key)!r}, not "
-                    f"{value!r}. {anew}"
+                    f"{value!r}. {_ANEW}"
                 )
         if not _made(folder) and any(folder.glob("checkpoints/step_*")):
             return None
+        _mend_config(folder / "config.yaml", config)
         return facts
     return None
+
+
+_ANEW = "Delete it: the same command writes it anew."
+
+
+def _mend_config(path: Path, config: RunConfig) -> None:
+    """Writes the configuration of a finished run again where it is lost: reports start from it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from zoo.measure.files import RecordError, write_text
+
+    # Whatever is in its place may be of any kind, and the folder one that nobody may write to.
+    with contextlib.suppress(OSError, OmegaConfBaseException, YAMLError, ValueError):
+        if OmegaConf.is_dict(found := OmegaConf.load(path)) and found:
+            return
+    with contextlib.suppress(RecordError):
+        write_text(path, OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
 
 
 def _made(folder: Path) -> bool:
@@ -188,7 +207,8 @@ def _train(
         if checkpoint is None:
             write_text(folder / RECORD, json.dumps(record(config), indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
-        remove(folder / "error.txt")
+        for error in (folder / "error.txt", *folder.glob("error.rank*.txt")):
+            remove(error)
     facts = {
         **meta(str(accelerator.device)),
         "config_hash": identity,

@@ -29,7 +29,7 @@ from zoo.models.lora import load_trained_state, trained_state
 from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
-from zoo.train.checkpoint import Checkpoint, save_checkpoint
+from zoo.train.checkpoint import Checkpoint, save_checkpoint, sha256
 from zoo.train.figures import (
     bytes_by_component,
     reward_metrics,
@@ -321,7 +321,8 @@ class Session:
                     self.run.made.forget()  # what an evaluation said was of earlier weights
                 self.run.save(temporary)
                 if name == "best":
-                    write_json(temporary / BEST, self.progress.best or {})
+                    hashes = {"sha256": _hashes(temporary)}
+                    write_json(temporary / BEST, (self.progress.best or {}) | hashes)
                     if self._saved_best is not None and _best_in(target) == self._saved_best:
                         remove(self.folder / KEPT)
                         target.rename(self.folder / KEPT)
@@ -451,7 +452,7 @@ class Session:
         """
         best, target, kept = self.progress.best, self.folder / "best", self.folder / KEPT
         places = (target, kept) if best and is_main() else ()
-        there = from_main(next((place for place in places if _best_in(place) == best), None))
+        there = from_main(next((place for place in places if _best_in(place, True) == best), None))
         if best and there is None:
             self.recorder.warning(
                 "best_gone",
@@ -598,15 +599,27 @@ class Session:
             )
 
 
-def _best_in(folder: Path) -> dict[str, Any] | None:
-    """Which best policy is in a folder; None where its weights, or that, cannot be read."""
+def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
+    """Which best policy is in a folder; None where its weights, or that, cannot be read.
+
+    Args:
+        unaltered: None, too, where the weights are not those that were saved.
+    """
     # Older versions told it only beside the folder.
     file = next((p for p in (folder / BEST, folder.parent / BEST) if p.exists()), None)
     try:
         found = json.loads(file.read_text(encoding="utf-8")) if file else None
+        if not isinstance(found, dict) or not _has_weights(folder):
+            return None
+        hashes = found.pop("sha256", None)  # older versions kept none
+        return None if unaltered and hashes and hashes != _hashes(folder) else found
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and _has_weights(folder) else None
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Of the weights in a saved policy's folder."""
+    return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def _has_weights(folder: Path) -> bool:
