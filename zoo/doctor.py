@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from zoo.compose import FOLDERS, check_config_dir, more_folders
 
     options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
-    for folder in options.config_dir:
+    for folder in options.config_dir or ():
         check_config_dir(folder)
     if options.config_dir:
         # Absolute, since what follows may change the working directory.

@@ -506,7 +506,9 @@ def test_rows_on_which_a_reward_fails_while_pairs_are_sampled_are_counted(
         told.append(warning["message"])
     assert told[0] == told[1]
     failed = int(told[0].split("failed on ")[1].split()[0])
-    rows = [json.loads(x) for x in next(tmp_path.glob("cache/pairs/*")).read_text().splitlines()]
+    rows = [
+        json.loads(x) for x in next(tmp_path.glob("cache/pairs/*.jsonl")).read_text().splitlines()
+    ]
     if algorithm == "kto":  # every scored completion is a row
         assert 0 < failed == 16 - len(rows[1:])
     assert 0 < failed < 16 and " of the 16 completions" in told[0]

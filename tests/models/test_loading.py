@@ -233,6 +233,8 @@ def test_what_cannot_load_is_refused_before_anything_does(
         ("gpt2", {"intermediate_size": 8}, None),  # of the yaml that another kind is chosen in
         ("gpt2", {"hidden_size": 8, "n_layer": 1, "_attn_implementation": "eager"}, None),
         ("llama", {"rope_theta": 5.0, "torch_dtype": "float32"}, None),
+        ("llama", {"rope_theta": 10000.0}, None),  # the default
+        ("gpt_neox", {"rotary_pct": 0.25, "rotary_emb_base": 10000}, None),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, None),
         ("no_such_kind", {"hidden_sise": 2}, None),  # told of by transformers
     ],

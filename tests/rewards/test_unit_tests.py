@@ -36,6 +36,13 @@ WHOLE = "def f(x: List[int]) -> int:\n    return sum(x)\n"
 BARE = "def f(x):\n    return sum(x)\n"
 FUTURE = f"from __future__ import division\n{BARE}"
 WORDS = "Write f(x), the sum of a list."
+SLOW = "def f(x):\n    return sum(i for i in x)\n"
+SETUPS = (
+    "sys\nsys.setrecursionlimit(5000)",
+    "math\ntry:\n    import fast\nexcept ImportError:\n    fast = None",
+    "math\nEPS: float = 1.0",
+    "math\nasync def h(x):\n    return x",
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,8 @@ WORDS = "Write f(x), the sum of a list."
         *[(f"Complete this:\n```python\n{HUMANEVAL}```\nCode alone.", c) for c in (BODY, WHOLE)],
         *[(f"{IMPORTS}# the sum of a list: f(x)", code) for code in (WHOLE, BARE, "f = sum")],
         *[(words, code) for words in (WORDS, "Square", "Task: sums") for code in (BARE, "f = sum")],
+        *[(f"import {setup}\n", BARE) for setup in SETUPS],
+        (f"Make it fast:\n```python\n{IMPORTS}{SLOW}```", WHOLE.replace("return", "return 0 +")),
         (f"{WORDS}\n```python\nfrom solution import f\nf([1]) == 1\n```", BARE),
         (
             [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HUMANEVAL}],
@@ -90,3 +99,22 @@ def test_prompts_that_begin_the_program_are_run_with_it_in_training_and_in_audit
 def test_tests_that_are_none_are_told_of_the_data(columns: dict[str, Any], told: str) -> None:
     with pytest.raises(RewardError, match=rf"tests of prompt p: .*{told}.*Correct that row of the"):
         UnitTests()([Prompt("p", columns=columns)], [completion("f = sum")])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        SLOW,
+        f"Make this fast:\n```python\n{SLOW}```",
+        f"{SLOW}\nMake this fast.",
+        f"Make this fast:\n```python\n{IMPORTS}if True:\n    f = sum\n```",
+        "```python\nfrom statistics import fsum as f\n```",
+    ],
+)
+@pytest.mark.parametrize(
+    "code", ["pass", "    pass", "x = 1", "def g(x):\n    return 0", '"""\ndef f(x):\n"""']
+)
+def test_an_answer_in_the_prompt_does_not_pass_for_the_completion_s(prompt: str, code: str) -> None:
+    test = "def check(candidate):\n    assert candidate([1, 2]) == 3\n"
+    asked = Prompt("p", text=prompt, columns={"test": test, "entry_point": "f"})
+    assert UnitTests()([asked], [completion(code)]).total == [0.0]

@@ -109,16 +109,22 @@ def _check_architecture(values: Mapping[str, Any]) -> None:
     """Refuse settings without an effect: transformers keeps what its model_type does not know."""
     from zoo.instantiate import did_you_mean  # here, not at the top: it imports every group
 
-    def described(left_out: str = "") -> dict[str, Any]:
-        return AutoConfig.for_model(**{k: v for k, v in values.items() if k != left_out}).to_dict()
+    def described(key: str, *value: Any) -> dict[str, Any]:
+        """The configuration with another value of a key, or without the key, but for itself."""
+        others = {k: v for k, v in values.items() if k != key}
+        made = AutoConfig.for_model(**others, **({key: value[0]} if value else {})).to_dict()
+        made.pop(key, None)
+        return made
 
     def is_idle(key: str) -> bool:
         if hasattr(plain, key) or hasattr(usual, key):
             return False
-        # Some have no field and turn into another, as rope_theta into rope_parameters.
-        kept = described()
-        kept.pop(key, None)
-        return kept == described(key)
+        # Some have no field and turn into another, as rope_theta into rope_parameters; what was
+        # given may be the default.
+        tried = [values[key]]
+        if isinstance(tried[0], int | float) and not isinstance(tried[0], bool):
+            tried.append(2 * tried[0] + 1)
+        return all(described(key, value) == described(key) for value in tried)
 
     kind = values["model_type"]
     try:

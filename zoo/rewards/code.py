@@ -15,7 +15,9 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -321,6 +323,10 @@ def extract_code(completion: str) -> str:
 
 # ------------------------------------------------------------------ prompts that begin a program
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LENT = (*_DEFINITIONS, ast.Import, ast.ImportFrom)  # from beside an answer that is left out
+_PARSING = threading.Lock()
+
 
 def _begun_programs(prompt: Any, code: str, entry_point: str) -> list[str]:
     """The programs that the code may end, likeliest first; none where the prompt begins none.
@@ -345,10 +351,11 @@ def _opening(prompt: str, entry_point: str) -> tuple[str, str]:
     """The Python with which a prompt begins the program, and what would make it whole.
 
     Both are empty where the prompt is an instruction in words. The Python may stand in a fence, or
-    before paragraphs of words.
+    before paragraphs of words. What the prompt itself does to define the entry point is left out
+    (an answer to be rewritten, say), unless it is a stub: it would pass for the completion's.
     """
     heads = [prompt]
-    while head := heads[-1].rpartition("\n\n")[0]:
+    while len(heads) < 50 and (head := heads[-1].rpartition("\n\n")[0]):
         heads.append(head)
     for text in (extract_code(prompt), *heads):
         last = text.rstrip().rpartition("\n")[2]
@@ -357,25 +364,60 @@ def _opening(prompt: str, entry_point: str) -> tuple[str, str]:
             body = _body(text + ending)
             if body is None:
                 continue
-            named = any(getattr(s, "name", None) == entry_point for s in body)
-            if named or (text in heads and all(map(_defines, body))):
+            given = [s for s in body if entry_point in _bound(s)]
+            if not given and (text not in heads or not _is_program(body)):
+                continue
+            if ending or all(map(_is_stub, given)):
                 return text, ending
+            rest = [s for s in body if s not in given and isinstance(s, _LENT)]
+            return ast.unparse(ast.Module(rest, [])), ""
     return "", ""
 
 
 def _body(source: str) -> list[ast.stmt] | None:
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    # Python 3.12 and later warn of a backslash that escapes nothing; filters are all threads'
+    with _PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
 
-def _defines(statement: ast.stmt) -> bool:
-    """Whether this is no words: `Square` and `Task: sums` are Python, too."""
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef, ast.ClassDef)
-    return isinstance(statement, kinds)
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names of its module that a statement may bind."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    found: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, _DEFINITIONS):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name.split(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def _is_stub(statement: ast.stmt) -> bool:
+    """Whether a function is only announced: a docstring, `pass`, `...`, NotImplementedError."""
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and all(
+        isinstance(s, ast.Pass | ast.Raise)
+        or (isinstance(s, ast.Return) and s.value is None)
+        or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        for s in statement.body
+    )
+
+
+def _is_program(body: list[ast.stmt]) -> bool:
+    """Whether this is no words: `Square`, `Task: sums` and `f(x)` are Python, too."""
+    if not any(isinstance(s, (*_LENT, ast.Assign)) for s in body):
+        return False
+    return not any(
+        (isinstance(s, ast.Expr) and not isinstance(s.value, ast.Constant | ast.Call))
+        or (isinstance(s, ast.AnnAssign) and s.value is None)
+        for s in body
+    )
 
 
 # ------------------------------------------------------------------ tests taken apart
