@@ -369,7 +369,7 @@ def _opening(prompt: str, entry_point: str) -> tuple[str, str]:
                 continue
             if ending or all(map(_is_stub, given)):
                 return text, ending
-            rest = [s for s in body if s not in given and isinstance(s, _LENT)]
+            rest: list[ast.stmt] = [s for s in body if s not in given and isinstance(s, _LENT)]
             return ast.unparse(ast.Module(rest, [])), ""
     return "", ""
 
