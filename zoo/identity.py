@@ -166,9 +166,10 @@ class _Walk:
         if isinstance(value, type):
             yield from map(self.of, value.__bases__)
             name = value.__qualname__.split(".")[0]
-            if name in self._made_by(namespace):
+            known = name in self._made_by(namespace)
+            if known:
                 yield self._making(name, namespace)  # what its body reads, and what changes it
-            written = name in self._made_by(namespace) and "<locals>" not in value.__qualname__
+            written = known and "<locals>" not in value.__qualname__
             for key, item in vars(value).items():
                 if type(item) in _PLAIN and not written and not key.startswith("__"):
                     yield self._item(key, item)  # of a function's argument, say

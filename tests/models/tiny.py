@@ -19,25 +19,24 @@ transformers.utils.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
 VOCABULARY = 64
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
 
 
 def llama(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """Two layers of width 32, tied unless told; initialised wide, so that its logits differ."""
-    values = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-    }
-    return _made(LlamaConfig(**{**values, **changes}), seed, dtype)
+    return _made(LlamaConfig(**{**SIZES, "tie_word_embeddings": True, **changes}), seed, dtype)
 
 
 def gpt2(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
@@ -77,20 +76,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def family(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model of another architecture, in evaluation mode as one that is loaded."""
-    values = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-    }
-    described = AutoConfig.for_model(kind, **{**values, **OTHERS.get(kind, {}), **changes})
+    described = AutoConfig.for_model(kind, **{**SIZES, **OTHERS.get(kind, {}), **changes})
     return _made(described, seed, torch.float32).eval()
 
 
