@@ -31,7 +31,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from zoo.config import ConfigError
-from zoo.instantiate import ELSEWHERE, all_keys, did_you_mean, nearest, suggest_keys
+from zoo.instantiate import (
+    ELSEWHERE,
+    all_keys,
+    did_you_mean,
+    first_line,
+    nearest,
+    suggest_keys,
+)
 
 CONFIG_NAME = "config"
 ENTRY_POINTS = "zoo.conf"  # group in which an installed package names its folder of options
@@ -220,7 +227,7 @@ def _installed() -> Iterator[tuple[str, Path | str]]:
         try:
             folders = [place / inside.replace(".", "/") for place in _places(package)]
         except (Exception, SystemExit) as error:  # the package around it runs as it is imported
-            reason = f"which cannot be imported ({type(error).__name__}: {_first_line(error)})"
+            reason = f"which cannot be imported ({type(error).__name__}: {first_line(error)})"
         yield (
             point.name,
             next((one for one in folders if one.is_dir()), None)
@@ -244,7 +251,7 @@ def _places_named(package: str) -> list[Path]:
         if name and (places := _places(name)):
             return places
     except (Exception, SystemExit) as error:  # the package around it runs as it is imported
-        reason = f"which cannot be imported ({type(error).__name__}: {_first_line(error)})"
+        reason = f"which cannot be imported ({type(error).__name__}: {first_line(error)})"
     raise ConfigError(
         f"hydra.searchpath names {package!r}, {reason}. Give a package that holds algorithm/, "
         "data/, reward/, … and can be imported here, as in pkg://mine.conf, or a folder."
@@ -543,7 +550,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if match := re.match(r"force-add of config groups is not supported: '(.+)'", text):
         return f"{match[1]}: a group takes no +. Write {match[1].lstrip('+')}."
     if match := re.match(r"Error merging override (.+)", text):
-        cause = _first_line(error.__cause__ or error)
+        cause = first_line(error.__cause__ or error)
         key = match[1].lstrip("+~").split("=")[0]
         parent = key.rsplit(".", 1)[0]
         if key.startswith("hydra."):
@@ -561,9 +568,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
             asked = re.search(r"'([^']+)'", text)
             wanted = "${" + (asked[1] if asked else "")
             key = next((one for one in overrides if wanted in one), "the configuration")
-        return f"{key}: {_first_line(error)}. Correct the value of {key.split('=')[0]}."
+        return f"{key}: {first_line(error)}. Correct the value of {key.split('=')[0]}."
     lines = [line.strip() for line in text.splitlines() if line.strip()][:4]
-    cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
+    cause = f" ({first_line(error.__cause__)})" if error.__cause__ else ""
     return (
         "the configuration cannot be composed: " + " ".join(lines) + cause + ". "
         "See `zoo --help` for the groups and their options."
@@ -571,7 +578,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _explain_other(error: Exception, overrides: Sequence[str]) -> str:
-    text = _first_line(error)
+    text = first_line(error)
     if nameless := [one for one in overrides if one.lstrip("+~").startswith("=")]:
         return f"{nameless[0]} has no key in front of the =. Write key=value, as in seed=3."
     if text.startswith("Config group override"):
@@ -705,7 +712,7 @@ def _explain_missing(error: MissingConfigException) -> str:
 def _explain_yaml(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f"{mark.name}, line {mark.line + 1}" if mark else getattr(error, "name", "a yaml file")
-    problem = getattr(error, "problem", None) or getattr(error, "reason", _first_line(error))
+    problem = getattr(error, "problem", None) or getattr(error, "reason", first_line(error))
     return f"{place} is not valid yaml: {problem}. Correct that line."
 
 
@@ -815,10 +822,6 @@ def _find(key: str, overrides: Sequence[str], sign: str = "") -> str:
         if one.lstrip("+~").split("=")[0].split("@")[0] == key:
             return one
     return key
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def put_working_directory_on_path() -> None:

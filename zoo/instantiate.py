@@ -131,7 +131,7 @@ def build(node: Any, group: str) -> Any:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{group}._target_={target}: building it failed with {type(error).__name__}: "
-            f"{_first_line(error)} ({place.filename}, line {place.lineno}). Correct the class."
+            f"{first_line(error)} ({place.filename}, line {place.lineno}). Correct the class."
         ) from error
     _check_verbs(type(instance), target, group)
     if not dataclasses.is_dataclass(instance):
@@ -329,7 +329,7 @@ def locate(path: str, where: str = "_target_") -> Any:
                 how = "Put the call that ends the program under `if __name__ == '__main__':`."
             raise ConfigError(
                 f"{where}={path}: importing {name} failed with {type(error).__name__}: "
-                f"{_first_line(error)}. {how}"
+                f"{first_line(error)}. {how}"
             ) from error
         for index, part in enumerate(parts[cut:], cut):
             if not hasattr(found, part):
@@ -884,13 +884,14 @@ def _prefixed(message: str, group: str) -> str:
 
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "the configuration"
-    text = _first_line(error)
+    text = first_line(error)
     if "Missing mandatory value" in text:
         return f"{key} is not set: it has no default (???). Add {key}=…"
     return f"{key}: {text}. Correct the value of {key}, or the interpolation ${{…}} in it."
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its class where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
