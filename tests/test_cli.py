@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.config_store import ConfigStore
 
 from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
 from zoo.compose import FOLDERS, GROUPS, compose
 from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import complete, config_hash, run_dir, structured
+from zoo.launch import expand
 from zoo.measure.files import RecordError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -61,6 +65,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
     ("data=arithmatic", ["data=arithmatic", "Did you mean data=arithmetic?"]),
     ("experiment=tiny_sfd", ["Did you mean experiment=tiny_sft?"]),
+    ("-m evaluate model=tiny", ["flag of runs (-m)", "Write the subcommand first, as in zoo eval"]),
     ("experiment=a/b", ["experiment=a/b", "Options:"]),
     ("train=fast", ["train=fast", "Options: default"]),
     ("train=3", ["train=3", "Write train=NAME", "default"]),
@@ -125,6 +130,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("name=a/b", ["name", "a/b", "one plain word"]),
     ("resume=yes", ["resume", "'yes'", "auto, never, must"]),
     ("measure.progress=maybe", ["measure.progress", "'maybe'", "true or false"]),
+    ("measure.wandb=none", ["'none'", "Did you mean measure.wandb=disabled?"]),
     ("measure.wandb=onlin", ["'onlin'", "Did you mean measure.wandb=online?"]),
     ("evaluate.pass_k=8", ["evaluate.pass_k", "8", "a list"]),
     ("evaluate.pass_k=[8]", ["8", "evaluate.samples=4", "Try evaluate.samples=8"]),
@@ -739,6 +745,47 @@ def test_experiment_that_is_no_recipe_names_the_folder(runs: list[RunConfig]) ->
     assert main(["experiment=[tiny_sft,my_study]"]) == 0
     assert [config.experiment for config in runs] == ["my_study", "tiny_sft", "my_study"]
     assert config_hash(runs[1]) == config_hash(runs[2]) != config_hash(runs[0])
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("experiment=labexp", True),
+        ("experiment=labexp train.lr=1e-4", True),
+        ("--cfg job experiment=labexp", True),
+        ("-m experiment=labexp seed=0,1", True),
+        ("RANK=1 experiment=labexp", False),
+        ("ZOO_RUN_DIR_FILE=f experiment=labexp", False),  # a job of a sweep
+        ("experiment=labexp algorithm=ppo", False),
+        ("experiment=labexp reward=null", False),
+        ("-m experiment=labexp data=digits,arithmetic", False),
+        ("experiment=[tiny_sft,labexp]", False),
+        ("--help experiment=labexp", False),
+    ],
+)
+def test_a_word_that_starts_the_default_job_is_told_once(
+    command: str,
+    told: bool,
+    runs: list[RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def sweep(overrides: list[str], check: Callable[[list[str]], object], **_: object) -> int:
+        return sum(check(job) is not None for job in expand(overrides))
+
+    monkeypatch.setattr("zoo.launch.sweep", sweep)
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", deepcopy(store.repo))
+    store.repo.get("experiment", {}).pop("labexp.yaml", None)
+    words = command.split()
+    if words[0].partition("=")[0].isupper():
+        monkeypatch.setenv(*words.pop(0).split("="))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main(words) == 0
+    line = "experiment=labexp is no recipe: it only names the folder; algorithm, data, model and "
+    assert sum(line in str(one.message) for one in caught) == told
+    assert "is no recipe" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("way", ["flag", "variable", "python"])

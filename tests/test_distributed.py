@@ -114,6 +114,20 @@ def test_processes_that_would_train_apart_are_refused(monkeypatch: pytest.Monkey
         build._trainables(config, models, unwrapped)  # pyright: ignore
 
 
+@pytest.mark.parametrize(("groups", "near"), [(5, 4), (7, 8), (1, 2)])
+def test_groups_that_cannot_be_dealt_are_told_the_nearest_number(
+    groups: int, near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.compose import compose
+    from zoo.instantiate import structured
+
+    build = import_module("zoo.build")
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    config = structured(compose(["model=tiny_random", f"train.groups={groups}"]))
+    with pytest.raises(ConfigError, match=rf"={groups} is not .* Try train\.groups={near}\."):
+        build.check(config)
+
+
 @pytest.mark.parametrize(
     ("error", "gone"),
     [

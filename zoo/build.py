@@ -200,9 +200,10 @@ def check(config: RunConfig) -> None:
             f"got {group_size}: a group of one has no baseline. Try rollout.group_size=8."
         )
     if train.groups % world_size():
+        near = max(1, round(train.groups / world_size()))
         raise ConfigError(
             f"train.groups={train.groups} is not a multiple of the {world_size()} processes: "
-            f"whole groups are dealt to each. Try train.groups={world_size() * 8}."
+            f"whole groups are dealt to each. Try train.groups={near * world_size()}."
         )
     if train.groups // world_size() < algorithm.minibatches:
         raise ConfigError(
@@ -969,8 +970,14 @@ def output_folder(run_dir: Path) -> Path:
     """Creates a run's folder.
 
     Raises:
-        ConfigError: it cannot be created or written.
+        ConfigError: it cannot be created or written, or lies in the folder of another run.
     """
+    for above in run_dir.parents:
+        if all((above / name).is_file() for name in ("config.yaml", "meta.json")):
+            raise ConfigError(
+                f"the run folder {run_dir} would lie in the folder of another run, {above}. Set "
+                "output=FOLDER to one outside of it."
+            )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".write_test_{os.getpid()}"  # each process its own

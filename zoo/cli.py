@@ -82,6 +82,7 @@ def _main(arguments: list[str]) -> int:
     raw, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         put_working_directory_on_path()
+        arguments = _subcommand_first(arguments)
         return _dispatch(arguments)
     except ConfigError as error:
         if _may_tell():
@@ -218,8 +219,13 @@ def check_job(
         if identity not in _CHECKED:
             from zoo.build import check
 
-            with _exit_is_a_failure():
-                check(config)
+            try:
+                with _exit_is_a_failure():
+                    check(config)
+            except ConfigError:
+                raise
+            except Exception:  # in the user's code: the job says where, and the others may run
+                return None
             _CHECKED.add(identity)
     except ConfigError as error:
         raise ConfigError(f"{error}\nIn the job: {' '.join(overrides)}") from error
@@ -259,6 +265,12 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"zoo {__version__}")
         return 0
+    if options.overrides and options.overrides[0] in SUBCOMMANDS:
+        word = options.overrides[0]
+        raise ConfigError(
+            f"{word} stands behind a flag of runs ({arguments[0]}). Write the subcommand first, as "
+            f"in zoo {word} …; `zoo {word} --help` says what it takes."
+        )
     overrides = _add_folders(options)
     if options.help or not arguments:
         print_help()
@@ -293,6 +305,16 @@ def _whoever_reads() -> Iterator[None]:
     if isinstance(sys.stdout, Courtesy):
         sys.stdout.flush()
         sys.stdout.failed = None
+
+
+def _subcommand_first(arguments: list[str]) -> list[str]:
+    """`--config-dir DIR evaluate …` as `evaluate --config-dir DIR …`."""
+    if not arguments or not arguments[0].startswith("-"):
+        return arguments
+    folders, rest = _folders_among(arguments)
+    if not rest or rest[0] not in SUBCOMMANDS:
+        return arguments
+    return [rest[0], *(f"--config-dir={folder}" for folder in folders), *rest[1:]]
 
 
 def _subcommand(word: str, arguments: list[str]) -> int:
@@ -392,6 +414,24 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 _ONE_OF = ("run", "cfg", "info", "shell-completion", "hydra-help")  # what a command does
 
 
+def with_folders(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a subcommand without its folders of options, which are added as for runs.
+
+    Raises:
+        ConfigError: a folder does not exist.
+    """
+    folders, rest = _folders_among(arguments)
+    return _add_folders(argparse.Namespace(config_dir=folders, overrides=rest))
+
+
+def _folders_among(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(what --config-dir names, the other arguments)."""
+    parser = Parser(prog="zoo", add_help=False, allow_abbrev=False)
+    parser.add_argument("-cd", "--config-dir", action="append", default=[])
+    options, rest = parser.parse_known_args(arguments)
+    return options.config_dir, rest
+
+
 def _add_folders(options: argparse.Namespace) -> list[str]:
     """Folders of options, for this process and those that it starts; the other overrides.
 
@@ -440,7 +480,7 @@ def _complete(question: list[str]) -> int:
     head, _, word = line.rpartition(" ")
     try:
         with redirect_stderr(io.StringIO()):
-            settled = shlex.split(head)[1:]  # after the name of the program
+            settled = _subcommand_first(shlex.split(head)[1:])  # after the name of the program
             if word.startswith("-") or (settled and settled[0] in SUBCOMMANDS):
                 return 0
             options = _parse(settled)
@@ -665,6 +705,12 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     from zoo.measure.files import RecordError
 
     text = "".join(traceback.format_exception(error))
+    gone = ""
+    if "torch" in sys.modules:
+        from zoo.distributed import without_peer
+
+        gone = without_peer(error)
+        text += f"\n{gone}\n" * bool(gone)
     rank = os.environ.get("RANK", "0")
     path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
     try:
@@ -679,10 +725,7 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     lines = (str(error).strip() or "(no message)").splitlines()
     ours = type(error).__module__.startswith("zoo.")
     message = "\n".join(lines[:6]) if ours else lines[0]
-    if "torch" in sys.modules:
-        from zoo.distributed import without_peer
-
-        message = without_peer(error) or message
+    message = gone or message
     if len(message) > 600:
         message = message[:597] + "…"
     how = "starts anew" if config.resume.name == "never" else "goes on from the last checkpoint"

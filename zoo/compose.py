@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ GROUPS = (
 )
 
 _OF_ONE = GROUPS[:-1]  # of recipes there may be several
+_CHOICES = ("algorithm", "data", "model", "reward")  # what a job is about
 _MODULES = ("pkg://", "structured://")  # on hydra's search path
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -104,7 +105,7 @@ def compose_here(
 ) -> DictConfig:
     """`compose` inside an open `hydra_session`."""
     with translated(overrides):
-        overrides = prepare(overrides)
+        overrides = prepare(overrides, config_name)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
             try:
@@ -258,12 +259,12 @@ def _places_named(package: str) -> list[Path]:
     )
 
 
-def prepare(overrides: Sequence[str]) -> list[str]:
+def prepare(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> list[str]:
     """The overrides as hydra takes them, once folders and names of experiments are settled.
 
     `experiment=NAME` takes a recipe of conf/experiment. A plain word that is no recipe, and no
-    near miss of one, only names the folder of the output. `reward=null` leaves the group empty,
-    which hydra writes `~reward`.
+    near miss of one, only names the folder of the output; a command that chooses nothing else is
+    told so. `reward=null` leaves the group empty, which hydra writes `~reward`.
 
     Raises:
         ConfigError: a folder on hydra.searchpath does not exist.
@@ -303,6 +304,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         for name in _as_list(override)
     ]
     recipes = _recipes(extra) if wanted else set()
+    chooses = {*map(str, wanted)} & recipes or config_name != CONFIG_NAME
+    chooses = chooses or {one.key_or_group for one in parsed} & {*_CHOICES}
     store = ConfigStore.instance()
     for name in wanted:
         if (
@@ -312,12 +315,27 @@ def prepare(overrides: Sequence[str]) -> list[str]:
             or nearest(str(name), recipes)
         ):
             continue  # a recipe, or a mistake that hydra's message is about
-        for problem in broken_packages():  # it might be a recipe of theirs
-            warnings.warn(f"experiment={name} only names the output: {problem}", stacklevel=1)
+        if _is_first(name, store):
+            for problem in broken_packages():  # it might be a recipe of theirs
+                warnings.warn(f"experiment={name} only names the output: {problem}", stacklevel=1)
+            if not chooses:
+                warnings.warn(
+                    f"experiment={name} is no recipe: it only names the folder; "
+                    f"{', '.join(_CHOICES[:-1])} and {_CHOICES[-1]} are the defaults",
+                    stacklevel=1,
+                )
         node = {"experiment": str(name)}
         store.store(group="experiment", name=str(name), node=node, package="_global_")
     empty = {f"{group}=null": [f"~{group}"] for group in GROUPS} | {"experiment=null": []}
     return [new for override in overrides for new in empty.get(override, [override])]
+
+
+def _is_first(experiment: str, store: ConfigStore) -> bool:
+    """Whether no job or process of this command has met the name before."""
+    from zoo.launch import RUN_DIR_FILE
+
+    alone = RUN_DIR_FILE not in os.environ and os.environ.get("RANK", "0") == "0"
+    return alone and f"{experiment}.yaml" not in store.repo.get("experiment", {})
 
 
 def _as_text(text: str, override: Override) -> str:
@@ -464,6 +482,41 @@ def _as_list(override: Override) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------------- what there is
+
+
+def option_of(group: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(the option that is nearest to these values, key → value of those that it has otherwise).
+
+    Where no option has their `_target_`: (the name of that class, nothing).
+    """
+    target, given = str(values.get("_target_")), dict(_leaves(values))
+    found = []
+    with hydra_session():
+        for option in options(group):
+            files = _homes(f"{group}/{option.name}", _folders())
+            if files and target.encode() not in files[0].read_bytes():
+                continue
+            with suppress(ConfigError):  # a broken one
+                own = OmegaConf.to_container(compose_here([f"{group}={option.name}"])[group])
+                if isinstance(own, dict) and own.get("_target_") == target:
+                    leaves = dict(_leaves(own))
+                    # What an option leaves out is as its class has it.
+                    said = {k: v for k, v in given.items() if k.partition(".")[0] in own}
+                    other = {k: v for k, v in said.items() if k not in leaves or leaves[k] != v}
+                    denied = sum(k not in given or given[k] != v for k, v in leaves.items())
+                    found.append(((denied, denied - len(leaves)), option.name, other))
+    if not found:
+        return target.rpartition(".")[2], {}
+    _, name, other = min(found, key=lambda one: one[0])
+    return name, other
+
+
+def _leaves(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def options(group: str) -> list[Option]:

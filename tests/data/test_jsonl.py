@@ -117,6 +117,59 @@ def test_more_than_the_limit_is_refused_with_count_and_lines(tmp_path):
         assert len(JSONL(path=path, heldout=0.0, max_malformed=0.2).prompts()) == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.jsonl", '[\n {"prompt": "Q", "answer": "1"}\n]', "name it .json"),
+        ("a.jsonl", '\n{\n "prompt": "Q",\n "answer": "1"\n}', "one object a line"),
+        ("a.json", '{\n "rows": []\n}', "an array of objects"),
+        ("a.CSV", "prompt,answer\nQ,1\n", r"\.csv is none of \.jsonl .* \.json .* \.parquet"),
+        ("a.tsv", "prompt\tanswer\nQ\t1\n", r"\.tsv is none of .*read_csv"),
+    ],
+)
+def test_a_file_of_another_layout_is_told_whole(tmp_path, name, text, says):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        JSONL(path=str(tmp_path / name)).prompts()
+
+
+TURNS = [("system", "Add."), ("user", "1 + 1"), ("assistant", "2")]
+DIALOGUES = {
+    "messages": [{"role": role, "content": text} for role, text in TURNS],
+    "conversations": [
+        {"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": text}
+        for role, text in TURNS
+    ],
+}
+
+
+@pytest.mark.parametrize("column", DIALOGUES)
+@pytest.mark.parametrize(
+    ("kind", "last"),
+    [("prompts", "answer"), ("examples", "completion"), ("pairs", "chosen")],
+)
+def test_whole_dialogues_are_to_be_split(tmp_path, column, kind, last):
+    turns = DIALOGUES[column]
+    path = write(tmp_path / "a.jsonl", [{column: turns, "n": 1}])
+    with pytest.raises(ConfigError) as caught:
+        getattr(JSONL(path=path, kind=Kind(kind)), kind)()
+    assert f"{column!r} holds whole dialogues" in str(caught.value)
+    assert f"the text of the last as {last}." in str(caught.value)
+    assert "Set data.columns" not in str(caught.value)
+    row = {"prompt": turns[:-1], last: TURNS[-1][1], "rejected": "3"}
+    split = write(tmp_path / "b.jsonl", [row])
+    (made,) = getattr(JSONL(path=split, kind=Kind(kind), heldout=0.0), kind)()
+    prompt = made if kind == "prompts" else made.prompt
+    assert prompt.messages == tuple(DIALOGUES["messages"][:-1])
+
+
+@pytest.mark.parametrize("value", [DIALOGUES["messages"][:-1], [{"a": 1}, {"b": 2}], ["x", "y"]])
+def test_other_lists_may_be_the_prompt(tmp_path, value):
+    path = write(tmp_path / "a.jsonl", [{"question": value, "answer": "1"}])
+    with pytest.raises(ConfigError, match=r"Set data\.columns\.prompt to one of them"):
+        JSONL(path=path).prompts()
+
+
 def test_missing_column_says_did_you_mean(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"promt": "Q", "answer": "1"}] * 2)
     with pytest.raises(

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
 import pytest
@@ -107,6 +108,13 @@ def alike(completions):
     return [0.7] * len(completions)
 
 
+_ROUNDS = count()
+
+
+def alike_at_first(completions, completion_ids):
+    return alike(completions) if next(_ROUNDS) == 0 else coins(completions, completion_ids)
+
+
 def half_alike(completions):
     return [0.7 if i % 2 else None for i in range(len(completions))]
 
@@ -191,6 +199,14 @@ class InAnotherOrderOnProcessOne(Arithmetic):
     def prompts(self):
         found = super().prompts()
         return found[::-1] if os.environ.get("RANK") == "1" else found
+
+
+@dataclass(frozen=True)
+class Lost(Arithmetic):
+    """Data whose own code fails."""
+
+    def prompts(self):
+        raise FileNotFoundError("no-such-file.txt")
 
 
 @dataclass(frozen=True)

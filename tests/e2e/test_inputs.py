@@ -67,7 +67,9 @@ def test_a_finished_run_of_data_that_changed_is_not_passed_off(
     assert run(tmp_path / "out", data) == first
     assert "finished already" in capsys.readouterr().out
     change(data)
-    with pytest.raises(ConfigError, match=r"of what data.path was before it changed \(hash \w{8} "):
+    with pytest.raises(
+        ConfigError, match=r"of what data\.path=.*rows\.jsonl was before it changed \(hash \w{8} "
+    ):
         run(tmp_path / "out", data)
     data.write_text(before)
     assert run(tmp_path / "out", data) == first
@@ -83,7 +85,7 @@ def test_a_stopped_run_of_data_that_changed_does_not_go_on(
             run(tmp_path / "out", data)
     before = data.read_text()
     change(data)
-    with pytest.raises(ConfigError, match=r"stopped at step 2, and data.path changed since"):
+    with pytest.raises(ConfigError, match=r"stopped at step 2, and data\.path=.* changed since"):
         run(tmp_path / "out", data)
     data.write_text(before)
     resumed = run(tmp_path / "out", data)
@@ -103,32 +105,87 @@ def test_before_the_first_checkpoint_nothing_is_old(
 
 
 REWARD = "def mine(completions):\n    return [float(len(text) % {}) for text in completions]\n"
+STRANGER = ["algorithm=grpo", "reward=function", "reward.fn=reward_of_a_stranger.mine"]
+
+
+def write_reward(folder: Path, sides: int) -> None:
+    (folder / "reward_of_a_stranger.py").write_text(REWARD.format(sides))
+    importlib.invalidate_caches()
+    sys.modules.pop("reward_of_a_stranger", None)
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+
+
+def warned(folder: Path, kind: str) -> list[str]:
+    told = map(json.loads, (folder / "warnings.jsonl").read_text().splitlines())
+    return [one["message"] for one in told if one["kind"] == kind]
 
 
 def test_a_reward_mended_after_an_error_goes_on_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    file = tmp_path / "reward_of_a_stranger.py"
-    file.write_text(REWARD.format(2))
-    job = ["algorithm=grpo", "reward=function", "reward.fn=reward_of_a_stranger.mine"]
-    with monkeypatch.context() as patch:
-        signal_at(patch, "zoo.measure.recorder:Recorder.step:5", signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt, match="Step 5 of 6"):
-            run_small(tmp_path / "out", *job)
-    file.write_text(REWARD.format(30))
-    importlib.invalidate_caches()
-    del sys.modules["reward_of_a_stranger"]
-    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-    run_small(tmp_path / "out", *job)
-    told = map(json.loads, (folder_of(tmp_path / "out") / "warnings.jsonl").open())
-    (message,) = [one["message"] for one in told if one["kind"] == "code_changed"]
-    assert "reward.fn=reward_of_a_stranger.mine changed" in message
-    # Finished, it is a mixture of both: neither's result
-    with pytest.raises(
-        ConfigError, match=r"of what reward\.fn=reward_of_a_stranger\.mine was before"
-    ):
-        run_small(tmp_path / "out", *job)
+    output = tmp_path / "out"
+    what = "reward.fn=reward_of_a_stranger.mine"
+
+    def stopped(signal_point: str) -> None:
+        with monkeypatch.context() as patch:
+            signal_at(patch, signal_point, signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                run_small(output, *STRANGER)
+
+    write_reward(tmp_path, 2)
+    stopped("zoo.measure.recorder:Recorder.step:3")
+    folder = folder_of(output)
+    first = json.loads((folder / RECORD).read_text())["code"][what]
+    write_reward(tmp_path, 30)
+    with monkeypatch.context() as patch:  # cut off before a step of the new code: nothing is lost
+        patch.setattr("zoo.train.loop.train", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_small(output, *STRANGER)
+    stopped("zoo.measure.recorder:Recorder.step:2")  # of the new code
+    done = run_small(output, *STRANGER)
+    (message,) = warned(folder, "code_changed")
+    hashes = json.loads((folder / RECORD).read_text())["code"][what]
+    assert f"{what} changed since this run began (hashes {hashes})" in message
+    begin, latest = hashes.split(", ")
+    assert begin == first != latest
+    # The same command finds it finished; that of the old code, or of another, does not.
+    assert run_small(output, *STRANGER) == done
+    assert check_job([*SMALL, f"output={output}", *STRANGER]) == folder.resolve()
+    for sides in (2, 7):
+        write_reward(tmp_path, sides)
+        with pytest.raises(ConfigError, match=rf"of what {what} was before .*hash {latest} → "):
+            run_small(output, *STRANGER)
+
+
+def test_a_new_seed_beside_one_of_other_data_or_code_says_so(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def one(seed: int) -> list[str]:
+        job = [*words(data, tmp_path / "out"), *STRANGER, f"seed={seed}", "train.steps=1"]
+        train(structured(compose(job)))
+        (folder,) = tmp_path.glob(f"out/*/*/seed_{seed}")
+        return warned(folder, "other_inputs")
+
+    write_reward(tmp_path, 2)
+    assert one(0) == one(1) == []
+    (known,) = tmp_path.glob(f"out/*/*/seed_1/{RECORD}")
+    known.write_text("{")  # tells nothing, and stops nobody
+    stale = known.parents[1] / "seed_9"  # failed before its first checkpoint: it would start anew
+    stale.mkdir()
+    (stale / RECORD).write_text(json.dumps({"files": {f"data.path={data}": "0"}, "code": {}}))
+    change(data)
+    (message,) = one(2)
+    assert f"made of another data.path={data} in seed_0 (hash " in message
+    assert "seed_9" not in message
+    write_reward(tmp_path, 3)
+    (message,) = one(3)
+    assert message.count(" here)") == 3 and "; and" not in message  # of seed_0 two, of seed_2 one
+    write_reward(tmp_path, 4)
+    (message,) = one(4)
+    assert message.count(" here)") == 3 and "; and 1 more: they are no seeds of one arm" in message
 
 
 PAIRED = """
@@ -203,7 +260,7 @@ def test_a_sweep_does_not_skip_a_run_of_data_that_changed(data: Path, tmp_path: 
 def test_a_damaged_record_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     first = run(tmp_path / "out", data)
     known = folder_of(tmp_path / "out") / RECORD
-    assert list(json.loads(known.read_text())["files"]) == ["data.path"]
+    assert list(json.loads(known.read_text())["files"]) == [f"data.path={data}"]
     known.write_text(known.read_text()[:-9])
     with pytest.raises(ConfigError, match=r"inputs\.json is damaged \(JSONDecodeError: .* Delete"):
         run(tmp_path / "out", data)
@@ -218,14 +275,16 @@ def test_a_folder_is_told_file_by_file(tmp_path: Path) -> None:
         (folder / name).write_text(name)
     config = structured(compose(["algorithm=grpo", "data=gsm8k", f"data.path={folder}"]))
     known = record(config)
-    assert list(known["files"]) == ["data.path: test.jsonl", "data.path: train.jsonl"]
+    assert list(known["files"]) == [
+        f"data.path={folder}: {name}.jsonl" for name in ("test", "train")
+    ]
     (tmp_path / RECORD).write_text(json.dumps(known))
     (folder / "README.md").write_text("a note")
     (folder / "more.jsonl").write_text("added")
     (folder / "test.jsonl").unlink()
     assert altered(tmp_path, config) == {"files": {}, "code": {}}
     (folder / "train.jsonl").write_text("other")
-    assert list(altered(tmp_path, config)["files"]) == ["data.path: train.jsonl"]
+    assert list(altered(tmp_path, config)["files"]) == [f"data.path={folder}: train.jsonl"]
 
 
 def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
@@ -237,7 +296,7 @@ def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
         (tmp_path / name / "test.jsonl").write_text(name)
     node = ["data=math", "data.gsm8k=gi", "data.path=ma", "data.instruction=extractive"]
     known = record(structured(compose(["algorithm=grpo", *node])))
-    assert list(known["files"]) == ["data.path: test.jsonl", "data.gsm8k: test.jsonl"]
+    assert list(known["files"]) == ["data.path=ma: test.jsonl", "data.gsm8k=gi: test.jsonl"]
 
 
 def change_weights(folder: Path) -> None:
@@ -279,7 +338,7 @@ def test_a_base_that_changes_below_its_adapter_is_told(
     else:
         train(config)
     change_weights(base)
-    named = f"model.{key} → its base {base}: model.safetensors"
+    named = f"model.{key}={adapter} → its base {base}: model.safetensors"
     with pytest.raises(ConfigError, match=f"{named} (changed since|was before it changed)"):
         train(config)
 

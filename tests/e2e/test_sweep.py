@@ -15,6 +15,7 @@ from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL
 from zoo.cli import MAX_ERROR_LINES, check_job
 from zoo.compose import compose
+from zoo.config import ConfigError
 from zoo.instantiate import run_dir, structured
 from zoo.launch import expand
 from zoo.train.run import run
@@ -100,6 +101,24 @@ def test_a_finished_job_is_known_without_starting_it(tmp_path: Path) -> None:
     assert check_job([*job, "seed=1"]) is None
     (folder / "meta.json").write_text("{")  # the job's own affair: it says so and fails alone
     assert check_job(job) is None
+
+
+def test_code_of_ones_own_that_fails_is_the_jobs_own_affair(tmp_path: Path) -> None:
+    job = [*sweep_of(tmp_path), "data._target_=tests.e2e.faulty.Lost"]
+    assert check_job(job) is None  # a refusal would keep the other jobs from running
+    with pytest.raises(FileNotFoundError, match="no-such-file"):
+        run(structured(compose(job)))
+
+
+def test_a_run_within_the_folder_of_another_is_refused(tmp_path: Path) -> None:
+    job = sweep_of(tmp_path / "out", "train.steps=1")
+    run(structured(compose(job)))
+    (folder,) = folders_of(job)
+    before = contents(folder)
+    inner = [*job, f"output={folder}/deeper"]
+    with pytest.raises(ConfigError, match=rf"would lie in the folder of another run, {folder}\."):
+        run(structured(compose(inner)))
+    assert contents(folder) == before
 
 
 LAUNCHERS = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +91,20 @@ def test_shares_and_pass_at_k_by_hand() -> None:
     # (3·2 + 3) + (3 + 2·3) + 4·3 letters
     assert record["length"] == pytest.approx((9 + 9 + 12) / 12)
     assert all(seed == (7, "evaluate", "heldout") for seed in engine.seeds)
+
+
+def test_a_problem_is_told_by_what_it_says_and_not_by_its_tokens() -> None:
+    def hashes(**changes: Any) -> list[str]:
+        first = replace(problems(1)[0], columns={"answer": "1", "order": [1, {"a": None}]})
+        found = TokenizedSet("heldout", "accuracy", (replace(first, **changes),), IsYes())
+        engine = Scripted([["yes"] * 4], ["yes"])
+        (result,) = evaluator(engine, [found]).evaluate(policy=None)  # pyright: ignore
+        return result.record["problem_hashes"]
+
+    whole = hashes()
+    assert hashes(token_ids=(5, 6, 7)) == hashes(id="other") == whole
+    assert whole != hashes(text="other")
+    assert whole != hashes(columns={"answer": "2", "order": [1, {"a": None}]})
 
 
 def test_perplexity_is_that_of_the_models_own_logits() -> None:

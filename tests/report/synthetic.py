@@ -58,6 +58,7 @@ def write_run(
     summary: dict[str, Any] | None = None,
     meta: dict[str, Any] | None = None,
     memory: dict[str, Any] | None = None,
+    inputs: dict[str, dict[str, str]] | None = None,
 ) -> Path:
     """One run folder, root/experiment/name/seed_n."""
     folder = root / experiment / name / f"seed_{seed}"
@@ -100,6 +101,8 @@ def write_run(
     write_lines(folder / "eval_samples.jsonl", samples)
     if memory is not None:
         (folder / "memory.json").write_text(json.dumps(memory))
+    if inputs is not None:
+        (folder / "inputs.json").write_text(json.dumps(inputs))
     if error:
         (folder / "error.txt").write_text(error)
     if finished:

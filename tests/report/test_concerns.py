@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def test_missing_runs_are_named_with_the_reason(tmp_path: Path):
     assert any("c, seed 0: failed" in text and "RuntimeError: broke" in text for text in texts)
 
 
+def test_of_several_processes_the_first_that_failed_gives_the_reason(tmp_path: Path):
+    folder = run(tmp_path, finished=False, error="RuntimeError: Connection closed by peer")
+    first = folder / "error.rank1.txt"
+    first.write_text("Traceback\nRewardError: reward mine raised KeyError\n")
+    os.utime(first, (1, 1))
+    assert "(RewardError: reward mine raised KeyError)" in found(folder)[0]
+
+
 def test_records_that_were_cut_after_the_end_are_named(tmp_path: Path):
     lines = [guard(0, 3.0), guard(20, 3.1)]
     folder = run(tmp_path, evaluations=lines, summary={"final": {"guard": {"step": 20}}})
@@ -154,6 +163,63 @@ def test_commits_machines_and_uncommitted_changes_are_named(tmp_path: Path):
     assert any("2 commits: aaaaaaaaaa, bbbbbbbbbb" in text for text in texts)
     assert any("uncommitted changes" in text for text in texts)
     assert any("different machines" in text for text in texts)
+
+
+def test_a_process_of_several_is_no_other_machine(tmp_path: Path):
+    texts = found(
+        run(tmp_path, "a", meta={"device": "cpu", "n_processes": 1}),
+        run(tmp_path, "b", meta={"device": "cpu:0", "n_processes": 2}),
+    )
+    assert texts == ["The runs had 1 and 2 processes: their seconds and memory do not compare."]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "sides"),  # of one file in the seeds of two arms
+    [
+        ({"a": ["1", "1"], "b": ["1", "1"]}, None),
+        ({"a": ["1", "2"], "b": ["1", "1"]}, "a, seed 0; b | a, seed 1"),
+        ({"a": ["1", "1"], "b": ["2", "2"]}, "a | b"),
+        ({"a": ["1", "1"], "b": []}, None),  # the other arm reads no such file
+        ({"a": ["1", "2", "2"]}, "a, seed 0 | a, seeds 1 2"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["files", "code"])
+def test_what_changed_between_runs_is_named(
+    kind: str, hashes: dict[str, list[str]], sides: str | None, tmp_path: Path
+):
+    folders = []
+    for name, of_seeds in hashes.items():
+        for seed, value in enumerate(of_seeds or ["", ""]):
+            known = {"files": {}, "code": {}, kind: {"data.path=x.jsonl": value} if value else {}}
+            folders.append(run(tmp_path, name, seed=seed, inputs=known))
+    texts = found(*folders)
+    assert texts == (
+        [
+            f"data.path=x.jsonl changed between the runs ({sides}): differences, and the spread "
+            "over seeds, may come from that."
+        ]
+        if sides
+        else []
+    )
+
+
+def test_runs_that_were_judged_on_other_problems_are_named(tmp_path: Path):
+    def judged(name: str, content: str, guard_content: str) -> Path:
+        lines = [
+            evaluation(20, [[1], [1]], [1, 1], problem_hashes=["0", content]),
+            evaluation(20, [[1], [1]], [1, 1], name="independent", problem_hashes=["0", content]),
+            {**guard(20, 3.0), "content_hash": guard_content},
+        ]
+        return run(tmp_path, name, evaluations=lines)
+
+    a, b, c = judged("a", "1", "x"), judged("b", "2", "x"), judged("c", "1", "y")
+    assert found(a) == []
+    assert found(a, b, c) == [
+        "The runs were not judged on the same heldout, independent (a; c | b): their rows do not "
+        "compare; differences are over the problems that both had.",
+        "The runs were not judged on the same guard (a; b | c): their rows do not compare; "
+        "differences are over the problems that both had.",
+    ]
 
 
 def test_truncation_and_refused_updates_are_named(tmp_path: Path):

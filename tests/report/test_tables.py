@@ -191,6 +191,59 @@ def test_only_problems_in_common_are_compared():
     assert difference(("a", first), ("b", second)) is None
 
 
+def test_rows_of_one_number_in_two_files_are_two_problems():
+    first = evaluations(([[1], [1], [1]], [1, 1, 1]))
+    second = evaluations(([[0], [0], [0]], [0, 0, 0]))
+    first[0].record["problem_hashes"] = ["a", "b", "c"]
+    second[0].record["problem_hashes"] = ["a", "b", "other"]
+    found = difference(("a", first), ("b", second))
+    assert found is not None and found.problems == 2
+    second[0].record["problem_hashes"] = ["x", "y", "z"]
+    assert difference(("a", first), ("b", second)) is None
+
+
+@pytest.mark.parametrize("starts", [("one", "one"), ("one", "another")])
+def test_each_arm_is_compared_with_its_start_on_its_own_problems(
+    starts: Sequence[str], tmp_path: Path
+):
+    """Two policies that did not move, on a set that is solved and on one that is not."""
+    folders = []
+    for start_hash, (name, right, content) in zip(
+        starts, (("easy", 1, "e"), ("hard", 0, "h")), strict=True
+    ):
+        lines = [
+            evaluation(step, [[right]] * 4, [right] * 4, problem_hashes=[content] * 4)
+            for step in (0, 2)
+        ]
+        folders.append(write_run(tmp_path, name, evaluations=lines, start_hash=start_hash))
+    comparison = compare(arms_of(read_runs(folders)))
+    assert [(d.first, d.second, d.value) for d in comparison.differences] == [
+        ("easy", "start", 0.0),
+        ("hard", "start", 0.0),
+    ]
+    (start,) = [row for row in comparison.rows if row.label == "start"]
+    assert start.estimates["heldout/accuracy"].value is None  # there is no one score of it
+
+
+def test_arms_of_two_starts_are_compared_each_with_its_own(tmp_path: Path):
+    ends = {"a": ([[1]] * 4, [[1]] * 4), "b": ([[0]] * 4, [[1]] * 4)}  # before and after
+    folders = [
+        write_run(
+            tmp_path,
+            name,
+            start_hash=name,
+            evaluations=[evaluation(0, before, [0] * 4), evaluation(2, after, [0] * 4)],
+        )
+        for name, (before, after) in ends.items()
+    ]
+    found = compare(arms_of(read_runs(folders))).differences
+    assert [(d.first, d.second, d.value) for d in found] == [
+        ("a", "start", 0.0),
+        ("b", "start", 1.0),
+        ("a", "b", 0.0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "problems", "seeds", "verdict"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from zoo.cli import main
 from zoo.config import ConfigError
-from zoo.rewards.audit import judge, rates, read_labelled
+from zoo.rewards.audit import judge, rates, read_labelled, scale
 from zoo.rewards.check import RewardError
 from zoo.types import Completion, Prompt, RewardOutput
 
@@ -132,3 +132,84 @@ def test_every_label_of_the_example_solutions_is_reproduced(shared: Path) -> Non
     file = shared / "data" / "gsm8k" / "example_model_solutions.jsonl"
     found = rates(judge(Verifier(), list(read_labelled(file, {"style": "gsm8k"}))))
     assert found["agreement"]["count"] == found["agreement"]["of"] == 5276
+
+
+class Scores:
+    """The number that a completion spells."""
+
+    def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+        return RewardOutput(total=[float(c.text) for c in completions])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        # Of the pairs right × wrong, 3 > 2, 3 > -1, 2 = 2, 2 > -1: (3 + ½) / 4.
+        ((3, 2), (2, -1), "scores from -1 to 3; >= 2 counts as paid; AUC = 0.875"),
+        ((-3.5,), (-1, -2), "scores from -3.5 to -1; >= 2 counts as paid; AUC = 0.000"),
+        ((0.25, 0.25), (0.25,), "scores from 0.25 to 0.25; >= 2 counts as paid; AUC = 0.500"),
+        ((0.5, 4), (), "scores from 0.5 to 4; >= 2 counts as paid"),
+        ((1, 0), (0, 1), None),  # the rates say all
+    ],
+)
+def test_scores_off_the_scale_come_with_their_range_and_auc(
+    tmp_path: Path, right: tuple, wrong: tuple, line: str | None
+) -> None:
+    labelled = [(value, 1) for value in right] + [(value, 0) for value in wrong]
+    rows = [{"completion": str(value), "gold": "", "label": label} for value, label in labelled]
+    judged = judge(Scores(), list(read_labelled(write(tmp_path / "a.jsonl", rows), {})), 2.0)
+    assert scale(judged) == line
+    assert [j.paid for j in judged] == [value >= 2 for value, _ in labelled]
+
+
+MINE = """
+def asked(prompts, completions, **columns):
+    return [2.0 * (prompt == "What is 4?") for prompt in prompts]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of options with a reward that reads the prompt."""
+    (tmp_path / "mine_audit.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    option = tmp_path / "conf" / "reward" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: zoo.rewards.function.Function\nfn: mine_audit.asked\n")
+    return tmp_path / "conf"
+
+
+@pytest.mark.parametrize("at", ["before", "first", "last", "searchpath"])
+def test_a_folder_of_options_is_taken_wherever_it_stands(
+    at: str, tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"instruction": "What is 4?", "completion": "4", "gold": "4", "label": 1}
+    audit = [str(write(tmp_path / "a.jsonl", [row])), "reward=mine", "threshold=1.5"]
+    flag = ["--config-dir", str(mine)]
+    command = {
+        "before": [*flag, "audit", *audit],
+        "first": ["audit", *flag, *audit],
+        "last": ["audit", *audit, *flag],
+        "searchpath": ["audit", *audit, f"hydra.searchpath=[{mine}]"],
+    }[at]
+    assert main(command) == 0
+    assert "scores from 2 to 2; >= 1.5 counts as paid\n" in capsys.readouterr().out
+    assert main(["audit", *audit]) == 2  # the folder was this command's alone
+
+
+def test_an_empty_prompt_is_told_to_rewards_that_read_it(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"task": "What is 4?", "completion": "4", "gold": "4", "label": 1}
+    file = str(write(tmp_path / "a.jsonl", [row, {**row, "query": [{"content": "What is 4?"}]}]))
+    asks = ["audit", file, f"--config-dir={mine}", "reward=mine"]
+    assert main(asks) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 answers have no prompt" in told and "1 of 2" in told.split("agreement")[1]
+    assert main([*asks, "prompt=task"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "no prompt" not in told and "2 of 2" in told.split("agreement")[1]
+    assert main(["audit", file]) == 0  # a verifier reads columns
+    assert "no prompt" not in capsys.readouterr().out
+    assert main(["audit", file, "prompt=tusk"]) == 2
+    assert "no field for prompt; it has 'task'" in " ".join(capsys.readouterr().err.split())

@@ -4,8 +4,10 @@ import contextlib
 import functools
 import gc
 import math
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -552,6 +554,25 @@ def test_what_a_reward_sets_in_torch_is_set_back(fails):
         assert seen and settings() == before
     finally:
         put(*before[:2], None, *before[3:])
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_folder_a_reward_goes_to_is_left_again(fails, removed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "sandbox"
+    seen = []
+
+    def fn(completions):
+        place.mkdir(exist_ok=True)
+        os.chdir(place)
+        if removed:
+            place.rmdir()
+        seen.append(1)
+        return [[][0] if fails else 1.0] * len(completions)
+
+    call(fn, on_error=OnError.abstain)
+    assert seen and Path.cwd() == tmp_path
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

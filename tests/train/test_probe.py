@@ -89,6 +89,22 @@ def test_sizes_of_the_components_equal_arithmetic(name: str, memory: dict) -> No
         }
 
 
+def test_a_first_batch_that_teaches_nothing_hides_no_optimizer(tmp_path: Path) -> None:
+    run_small(
+        tmp_path,
+        "algorithm=grpo",
+        *QUICK,
+        "train.steps=2",
+        "reward=function",
+        "reward.fn=tests.e2e.faulty.alike_at_first",
+    )
+    lines = (folder_of(tmp_path) / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["groups/dead"] == 1 for step in steps] == [True, False]
+    found = json.loads((folder_of(tmp_path) / "memory.json").read_text())
+    assert found["components"]["policy"]["optimizer"] == POLICY["optimizer"]
+
+
 def test_another_process_meters_the_same_bytes(memory: dict, tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from tests.train.test_probe import run_all;"

@@ -150,8 +150,14 @@ def read_jsonl(
         ConfigError: no such file, one that cannot be read, or it holds no rows at all.
     """
     file = existing(path)
+    if (form := _format(file)) in (".csv", ".tsv"):
+        raise ConfigError(
+            f"{file} is not read: {form} is none of .jsonl (one JSON object a line), .json (also "
+            "an array of them) and .parquet. pandas makes one of it: pandas.read_csv(…).to_json("
+            "'rows.jsonl', orient='records', lines=True)."
+        )
     try:
-        if _format(file) == ".parquet":
+        if form == ".parquet":
             return _from_table(file, used)
         return _from_lines(file, malformed)
     except (OSError, EOFError, zlib.error) as error:
@@ -270,6 +276,12 @@ def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
             if not line.strip():
                 continue
             total += 1
+            if total == 1 and (first := line.strip()) in (b"[", b"{"):
+                raise ConfigError(
+                    f"{file} has {first.decode()!r} alone in its first line: it is one "
+                    "JSON document over many lines. Write one object a line, or an array of "
+                    "objects and name it .json."
+                )
             try:
                 content = _JSON.decode(line.decode("utf-8"))
             except UnicodeDecodeError as error:
@@ -425,10 +437,17 @@ class Reader:
             required.pop("prompt")
         for name, column in (required | named).items():
             if rows and column not in present:
+                way_out = f"Set data.columns.{name} to one of them."
+                first, told = rows[0][1], self.used() - {self.columns.get("prompt", "prompt")}
+                if whole := [k for k in sorted(first) if k not in told and _is_whole(first[k])]:
+                    way_out = (
+                        f"{whole[0]!r} holds whole dialogues: write all turns but the last as "
+                        f"prompt, and the text of the last as {known[1]}."
+                    )
                 raise ConfigError(
                     f"{self.source} has no column {column!r} for {name}."
                     f"{did_you_mean(column, present)} It has: {', '.join(sorted(present))}. "
-                    f"Set data.columns.{name} to one of them."
+                    f"{way_out}"
                 )
 
     def _unmarked(self, row: Mapping[str, Any]) -> bool:
@@ -650,6 +669,13 @@ def _is_dialogue(value: Any) -> bool:
     if isinstance(value, list):
         return len(value) > 1 and all(isinstance(turn, dict) for turn in value)
     return isinstance(value, str) and len(_SPEAKER.findall(value)) > 1
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether these are turns, the last one the assistant's."""
+    if not isinstance(value, list) or not _is_dialogue(value):
+        return False
+    return _ROLES.get(str(value[-1].get("role", value[-1].get("from")))) == "assistant"
 
 
 def _dialogue(value: Any, name: str) -> list[dict[str, str]]:

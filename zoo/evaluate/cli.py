@@ -13,6 +13,7 @@ from zoo.data.rows import expanded
 from zoo.measure.progress import display
 
 HELP = """zoo evaluate model=NAME_OR_FOLDER [data=…] [evaluate.problems=N] [out=FILE] [key=value …]
+             [--config-dir DIR]
 
 Scores a model on the evaluation sets of a data set: accuracy at T = 1, greedy, pass@k, perplexity.
 model is an option of conf/model, a folder that transformers can load (a run's policy/), or a run's
@@ -28,8 +29,10 @@ def main(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         print(HELP)
         return 0
+    from zoo.cli import with_folders
+
     overrides, out = [], None
-    for word in argv:
+    for word in with_folders(argv):
         key, _, value = word.partition("=")
         if key == "out":
             out = _writable(value)
@@ -41,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     from zoo.instantiate import structured
 
     config = structured(compose(overrides))
+    if (told := _other_data(config, overrides)) is not None:
+        print(told)
     records = evaluate(config)
     print_scores(records)
     if out is not None:
@@ -102,6 +107,37 @@ def model_overrides(value: str) -> list[str]:
     )
 
 
+def _other_data(config: RunConfig, overrides: Sequence[str]) -> str | None:
+    """A line where the model is of a run on other data, and nobody chose the data to judge on."""
+    from omegaconf import OmegaConf
+
+    from zoo.compose import option_of
+    from zoo.instantiate import complete, resolved
+
+    keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
+    record = Path(config.model.path or "").expanduser().parent / "config.yaml"
+    if keys & {"data", "experiment"} or not config.model.path or not record.is_file():
+        return None
+    try:
+        read: Any = OmegaConf.to_container(OmegaConf.load(record))
+        trained_on = dict(read["data"])
+    except Exception:  # it is not needed for the scores, and may be of something else
+        return None
+    now = resolved(complete(config))["data"]
+    if all(now.get(k) == v or f"data.{k}" in keys for k, v in trained_on.items()):
+        return None
+    name, settings = option_of("data", trained_on)
+    words = [f"data={name}", *(f"data.{k}={_short(v)}" for k, v in settings.items())]
+    if len(words) > 5:
+        words[5:] = ["…"]
+    return f"the run was trained on {' '.join(words)}; add data={name} … to judge on that"
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if isinstance(value, str | int | float | None) and len(text) < 60 else "…"
+
+
 def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
     """One record for each evaluation set of `config.data`, of the model as it is.
 
@@ -110,11 +146,14 @@ def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
         show: progress on the terminal.
     """
     from zoo.build import check, load_start, make_accelerator, make_evaluator
-    from zoo.instantiate import complete
+    from zoo.compose import option_of
+    from zoo.instantiate import complete, resolved
 
     config = complete(config)
     check(config)
-    shown = display(1, f"evaluating {config.model.path or config.model.recipe}", enabled=show)
+    data, _ = option_of("data", resolved(config)["data"])
+    model = config.model.path or config.model.recipe
+    shown = display(1, f"evaluating {model} on data={data}", enabled=show)
     try:
         start = load_start(config, make_accelerator(config).device, 1.0, shown.task)
         results = make_evaluator(config, start).evaluate(start.policy)

@@ -19,7 +19,7 @@ from zoo.models.policy import Policy
 from zoo.rewards.check import REASONS, reason_name
 from zoo.rewards.score import FAILED, PATIENCE, Patience, failures, score
 from zoo.rollout.engine import Engine, Sampling
-from zoo.train.inputs import prompts_hash
+from zoo.train.inputs import problem_hash, prompts_hash
 from zoo.types import Completion, EvaluationSet, Prompt
 
 Progress = Callable[[int], None]
@@ -38,8 +38,12 @@ class TokenizedSet:
     @property
     def content_hash(self) -> str:
         """Of the problems and texts in their order, of which each process takes a share."""
-        of_texts = hashlib.blake2b(repr(self.texts).encode(), digest_size=8).hexdigest()
-        return f"{prompts_hash(self.prompts)}-{of_texts}"
+        return f"{prompts_hash(self.prompts)}-{texts_hash(self.texts)}"
+
+
+def texts_hash(texts: Sequence[Sequence[int]]) -> str:
+    """Of tokenized texts in their order."""
+    return hashlib.blake2b(repr(texts).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class Evaluator:
             {
                 "index": i,
                 "problem_id": p.id,
+                "problem_hash": problem_hash(p),
                 "source": p.columns.get("source"),
                 "outcomes": [],
                 "greedy": [],  # of the one greedy answer, where it is asked for
@@ -249,6 +254,7 @@ class Evaluator:
             "nll": mean,
             "perplexity": math.exp(min(mean, 700.0)),
             "n_texts": len(item.texts),
+            "content_hash": texts_hash(item.texts),
             "n_tokens": tokens,
         }
 
@@ -311,6 +317,7 @@ def _summary(rows: list[dict[str, Any]], pass_k: Sequence[int], samples: int) ->
         "reasons": {name: n / max(len(drawn), 1) for name, n in sorted(reasons.items())},
         **_by_source(rows),
         "problem_ids": [row["problem_id"] for row in rows],
+        "problem_hashes": [row["problem_hash"] for row in rows],
         "outcomes": outcomes,
         "greedy_outcomes": [None if greedy is None else row["greedy"][0] or 0 for row in rows],
     }

@@ -20,6 +20,7 @@ from zoo.distributed import gathered, rank, world_size
 from zoo.evaluate.evaluator import Evaluated, Progress, prompt_text
 from zoo.functional import bradley_terry_ranked, ranked_pairs
 from zoo.models.reward_model import RewardModel
+from zoo.train.inputs import problem_hash
 
 SET = "heldout_pairs"
 
@@ -90,6 +91,7 @@ class PreferenceEvaluator:
             {
                 "index": index,
                 "problem_id": groups[k].prompt.id,
+                "problem_hash": problem_hash(groups[k].prompt, groups[k].texts, groups[k].labels),
                 "leads": lead[k][wins[k]].tolist(),
                 "nll": float(loss[k]),
                 "scores": scores[k][present[k]].tolist(),
@@ -134,6 +136,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "n_problems": len(rows),
         "n_pairs": sum(map(len, outcomes)),
         "problem_ids": _unique([row["problem_id"] for row in rows]),
+        "problem_hashes": [row["problem_hash"] for row in rows],
         "outcomes": outcomes,
     }
 

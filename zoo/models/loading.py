@@ -99,6 +99,13 @@ def check_model_config(config: ModelConfig) -> None:
                 ".gguf file, or a hub name such as HuggingFaceTB/SmolLM2-135M-Instruct."
             )
         if path.is_dir() and not (path / "config.json").exists():
+            if (path / "reward_model").is_dir():
+                raise ConfigError(
+                    f"model.path={config.path} is a run that trained a reward model, which gives "
+                    "scores and no text. `zoo audit FILE reward=learned "
+                    f"reward.path={config.path}/reward_model` scores with it, and so does a run "
+                    "with these settings."
+                )
             raise ConfigError(
                 f"model.path={config.path} is a folder without config.json, so no transformers "
                 "model. A finished run keeps its policy in the folder policy/ of the run."

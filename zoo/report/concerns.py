@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 from statistics import fmean, stdev
+from typing import Any
 
 from zoo.functional.statistics import paired_bootstrap
 from zoo.report.runs import (
@@ -29,6 +30,8 @@ def concerns(arms: Sequence[Arm]) -> list[str]:
         *_reward_against_independent(arms),
         *mixtures(arms),
         *_unequal_starts(arms),
+        *_unequal_problems(arms),
+        *_unequal_inputs(arms),
         *_incomplete(arms),
         *_unequal_budgets(arms),
         *_unequal_conditions(arms),
@@ -116,6 +119,52 @@ def _unequal_starts(arms: Sequence[Arm]) -> list[str]:
     return [f"The arms did not begin from one start ({parts}): differences may come from that."]
 
 
+def _unequal_problems(arms: Sequence[Arm]) -> list[str]:
+    """Sets of one name that hold different problems."""
+    sets: dict[tuple[str, ...], list[str]] = {}  # who was judged alike → names of sets
+    for name in dict.fromkeys(name for run in _finished(arms) for name in run.sets):
+        judged = [(run, e.content) for run in _finished(arms) if (e := run.evaluation(name))]
+        sides = _sides(arms, judged)
+        if len(sides) > 1:
+            sets.setdefault(tuple(sides), []).append(name)
+    return [
+        f"The runs were not judged on the same {', '.join(names)} ({' | '.join(sides)}): their "
+        "rows do not compare; differences are over the problems that both had."
+        for sides, names in sets.items()
+    ]
+
+
+def _unequal_inputs(arms: Sequence[Arm]) -> list[str]:
+    """Files and code of one name that differed from run to run."""
+    runs = _finished(arms)
+    changed: dict[tuple[str, ...], list[str]] = {}  # who had the same → files and code
+    for what in dict.fromkeys(what for run in runs for what in run.inputs):
+        sides = _sides(arms, [(run, run.inputs[what]) for run in runs if what in run.inputs])
+        if len(sides) > 1:
+            changed.setdefault(tuple(sides), []).append(what)
+    return [
+        f"{', '.join(whats[:SETTINGS])}{', …' * (len(whats) > SETTINGS)} changed between the runs "
+        f"({' | '.join(sides)}): differences, and the spread over seeds, may come from that."
+        for sides, whats in changed.items()
+    ]
+
+
+def _sides(arms: Sequence[Arm], had: Sequence[tuple[Run, Any]]) -> list[str]:
+    """Who had the same: "grpo; ppo, seed 0"."""
+    found = []
+    for value in dict.fromkeys(value for _, value in had):
+        parts = []
+        for arm in arms:
+            of_arm = {run.seed: other for run, other in had if any(run is r for r in arm.runs)}
+            seeds = [seed for seed, other in of_arm.items() if other == value]
+            if seeds:
+                plural = "s" * (len(seeds) > 1)
+                some = f", seed{plural} {' '.join(map(str, seeds))}" * (len(seeds) < len(of_arm))
+                parts.append(arm.label + some)
+        found.append("; ".join(parts))
+    return found
+
+
 def _incomplete(arms: Sequence[Arm]) -> list[str]:
     found = []
     for arm in arms:
@@ -152,11 +201,18 @@ def _unequal_conditions(arms: Sequence[Arm]) -> list[str]:
     if any(run.meta.get("dirty") for run in runs):
         found.append("Some runs come from a checkout with uncommitted changes.")
     machines = {
-        (str(run.meta.get("device")), str((run.meta.get("machine") or {}).get("cpu")))
+        (
+            str(run.meta.get("device")).split(":")[0],
+            str((run.meta.get("machine") or {}).get("cpu")),
+        )
         for run in runs
     }
     if len(machines) > 1:
         found.append("The runs come from different machines: their seconds do not compare.")
+    processes = sorted({int(run.meta.get("n_processes") or 1) for run in runs})
+    if len(processes) > 1:
+        listed = " and ".join(map(str, processes))
+        found.append(f"The runs had {listed} processes: their seconds and memory do not compare.")
     return found
 
 

@@ -63,16 +63,25 @@ class Evaluation:
         return _finite(self.record.get(key))
 
     @property
+    def content(self) -> tuple[str, ...]:
+        """Tells what was judged apart; empty in an older record."""
+        whole = self.record.get("content_hash")
+        return (str(whole),) if whole else tuple(map(str, self.record.get("problem_hashes") or []))
+
+    @property
     def pass_at(self) -> dict[int, float]:
         """pass@k by k, as the run computed it."""
         return {int(k): float(v) for k, v in (self.record.get("pass@k") or {}).items()}
 
     def per_problem(self, measure: Measure, k: int | None = None) -> dict[str, float]:
-        """The measure of each problem by its id; a verifier's abstention counts as not right.
+        """The measure of each problem; a verifier's abstention counts as not right.
 
-        Empty where the record holds no outcomes.
+        The keys tell a problem by its id and its content: rows of one number in two files, or in
+        one that changed, are two problems. Empty where the record holds no outcomes.
         """
         ids = [str(i) for i in self.record.get("problem_ids") or []]
+        if hashes := self.record.get("problem_hashes"):
+            ids = [f"{name} {content}" for name, content in zip(ids, hashes, strict=True)]
         if measure is Measure.greedy:
             outcomes = [[outcome] for outcome in self.record.get("greedy_outcomes") or []]
         else:
@@ -116,6 +125,7 @@ class Run:
     memory: dict[str, Any] = field(repr=False)
     summary: dict[str, Any] | None = field(repr=False)
     error: str = ""
+    inputs: dict[str, str] = field(default_factory=dict, repr=False)  # file or code → hash
 
     @property
     def status(self) -> RunStatus:
@@ -354,7 +364,7 @@ def _read_run(folder: Path) -> Run:
     meta = _read_json(folder / "meta.json") or {}
     with _in_file("config.yaml" if "seed" in config else "meta.json"):
         seed = int(config.get("seed", meta.get("seed", 0)))
-    error = folder / "error.txt"
+    inputs = _read_json(folder / "inputs.json") or {}
     records = read_jsonl(folder / "evals.jsonl")
     with _in_file("evals.jsonl"):
         evaluations = {
@@ -371,8 +381,16 @@ def _read_run(folder: Path) -> Run:
         evaluations=tuple(evaluations.values()),
         memory=_read_json(folder / "memory.json") or {},
         summary=_read_json(folder / "summary.json"),
-        error=error.read_text(encoding="utf-8", errors="replace") if error.exists() else "",
+        error=_read_error(folder),
+        inputs={**inputs.get("files", {}), **inputs.get("code", {})},
     )
+
+
+def _read_error(folder: Path) -> str:
+    """The traceback that ended a run; of several processes that of the first one to fail."""
+    found = [*folder.glob("error.txt"), *folder.glob("error.rank*.txt")]
+    first = min(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return first.read_text(encoding="utf-8", errors="replace") if first else ""
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -498,13 +516,26 @@ def by_start_time(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (str(run.meta.get("started", "")), str(run.folder)))
 
 
-def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
+def start_evaluations(arms: Sequence[Arm], name: str, of: Arm | None = None) -> list[Evaluation]:
     """Evaluations of a set at step 0, one for each start and seed: arms that share both would only
-    repeat the same samples."""
-    found: dict[tuple[str, int], Evaluation] = {}
+    repeat the same samples.
+
+    Args:
+        of: only those of the start of this arm, on the problems that the arm was judged on in the
+            end. Without it there is none where arms were judged on different problems: the start
+            has no one score.
+    """
+    found: dict[tuple[str, int, tuple[str, ...]], Evaluation] = {}
     for arm in arms:
         for run in arm.runs:
             evaluation = run.evaluation(name, first=True)
             if evaluation is not None:
-                found.setdefault((run.start_hash, run.seed), evaluation)
-    return list(found.values())
+                key = (run.start_hash, run.seed, evaluation.content)
+                found.setdefault(key, evaluation)
+    if of is not None:
+        starts, judged = {run.start_hash for run in of.runs}, {e.content for e in of.last(name)}
+        return [
+            e for (start, _, content), e in found.items() if start in starts and content in judged
+        ]
+    of_seeds = {(seed, content) for _, seed, content in found}
+    return [] if len(of_seeds) > len({seed for seed, _ in of_seeds}) else list(found.values())

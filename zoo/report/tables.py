@@ -258,10 +258,10 @@ def _over_seeds(
 
 
 def _differences(arms: Sequence[Arm], name: str) -> list[Difference]:
-    trained = [(arm.label, arm.last(name)) for arm in arms if not arm.untrained]
-    trained = [(label, found) for label, found in trained if found]
-    start = start_evaluations(arms, name)
-    pairs = [(first, (START, start), False) for first in trained]
+    judged = [arm for arm in arms if not arm.untrained and arm.last(name)]
+    trained = [(arm.label, arm.last(name)) for arm in judged]
+    starts = [(START, start_evaluations(arms, name, arm)) for arm in judged]
+    pairs = [(first, start, False) for first, start in zip(trained, starts, strict=True)]
     pairs += [(a, b, True) for a, b in itertools.combinations(trained, 2)]
     found = [difference(first, second, one_policy=not by_seed) for first, second, by_seed in pairs]
     return [d for d in found if d is not None]

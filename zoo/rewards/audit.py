@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.left_out import LeftOut, heard
+from zoo.rewards.composite import Weighted
 from zoo.rewards.score import Patience, score
 from zoo.types import Completion, Prompt, Reward
 
 HELP = """zoo audit LABELLED.jsonl [reward=NAME] [against=NAME] [style=gsm8k] [out=FOLDER] [limit=N]
-          [completion=FIELD] [gold=FIELD] [label=FIELD] [reward.KEY=VALUE …]
+          [prompt=FIELD] [completion=FIELD] [gold=FIELD] [label=FIELD] [threshold=0.5]
+          [reward.KEY=VALUE …] [--config-dir DIR]
 
 Asks a reward about answers whose verdict is known, and says how often it is wrong: the share of
 wrong answers that it pays (false positives), of right answers that it does not (false negatives),
 with 95 % intervals, by reason, the slowest rows, and the rows to read. Each line of the file is one
 labelled answer, or holds several as objects with a completion and a label of their own.
+A score of at least threshold is paid (by reward=; 0.5 for against=). Of scores other than 0 and 1
+it tells the range and the area under the ROC curve (AUC: 1 where every right answer scores above
+every wrong one, 0.5 by chance).
 against=NAME asks a second reward and lists where the two differ. out=FOLDER keeps a page to read
 (audit.html) and every row with its verdict (audit.jsonl). Exit status 0, whatever the rates are.
 
   zoo audit solutions.jsonl reward=verifier style=gsm8k out=audit"""
 
 FIELDS = {
+    "prompt": ("prompt", "question", "problem", "instruction", "input", "query", "prompts"),
     "completion": ("completion", "solution", "response", "output", "text", "pred"),
     "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
     "label": ("label", "is_correct", "correct", "expected"),
 }
 WITHOUT_GOLD = {"unit_tests", "constraints"}  # rewards that read other columns
+READS_PROMPTS = {"Function", "Learned"}  # classes of zoo's, by name: importing them is slow
 RIGHT = {"1", "1.0", "true", "pass", "right", "correct", "yes"}
 WRONG = {"0", "0.0", "false", "fail", "wrong", "incorrect", "no"}
 SHOWN = 8  # rows of each kind on the terminal; the page has up to 200
@@ -58,10 +67,11 @@ class Judged:
     score: float | None
     reason: str
     seconds: float
+    threshold: float = 0.5
 
     @property
     def paid(self) -> bool | None:
-        return None if self.score is None else self.score >= 0.5
+        return None if self.score is None else self.score >= self.threshold
 
     @property
     def kind(self) -> str:
@@ -74,7 +84,10 @@ class Judged:
 
 def main(argv: Sequence[str]) -> int:
     """The command; see HELP."""
-    files = [word for word in argv if "=" not in word]
+    from zoo.cli import with_folders
+
+    words = with_folders(argv)
+    files = [word for word in words if "=" not in word]
     if not files or {"-h", "--help"} & set(files):
         print(HELP)
         return 0 if files or not argv else 2
@@ -85,8 +98,9 @@ def main(argv: Sequence[str]) -> int:
         )
     settings: dict[str, str] = {}
     overrides: list[str] = []
-    own = {"reward", "against", "style", "out", "limit", *FIELDS}
-    for word in argv:
+    packages: list[str] = []
+    own = {"reward", "against", "style", "out", "limit", "threshold", *FIELDS}
+    for word in words:
         key, sign, value = word.partition("=")
         if not sign:
             continue
@@ -94,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
             settings[key] = value
         elif key.startswith("reward."):
             overrides.append(word)
+        elif key == "hydra.searchpath":
+            packages.append(word)
         else:
             from zoo.instantiate import did_you_mean
 
@@ -113,10 +129,18 @@ def main(argv: Sequence[str]) -> int:
             f"({', '.join(FIELDS['label'])}). Name its field, as in label=FIELD."
         )
     name = settings.get("reward", "verifier")
-    judged = judge(named_reward(name, overrides), rows)
-    other = None
+    rewards = [named_reward(name, [*packages, *overrides])]
     if "against" in settings:
-        other = judge(named_reward(settings["against"], []), rows)
+        rewards.append(named_reward(settings["against"], packages))
+    silent = [row.name for row in rows if not row.prompt.text]
+    if silent and any(map(_reads_prompts, rewards)):
+        print(
+            f"{len(silent)} of {len(rows)} answers have no prompt ({', '.join(FIELDS['prompt'])}; "
+            f"row {silent[0]} first): the reward is asked with an empty one. Name its field, as in "
+            "prompt=FIELD.\n"
+        )
+    judged = judge(rewards[0], rows, float(settings.get("threshold", 0.5)))
+    other = judge(rewards[1], rows) if "against" in settings else None
     print_audit(name, judged, settings.get("against"), other)
     if "out" in settings:
         folder = Path(settings["out"])
@@ -132,6 +156,11 @@ def _check(settings: Mapping[str, str]) -> None:
         raise ConfigError(f"style must be one of {', '.join(STYLES)}, got {settings['style']!r}.")
     if "limit" in settings and not (settings["limit"].isdecimal() and int(settings["limit"]) > 0):
         raise ConfigError(f"limit must be a number of rows above 0, got {settings['limit']!r}.")
+    threshold = math.nan
+    with suppress(ValueError):
+        threshold = float(settings.get("threshold", 0.5))
+    if not math.isfinite(threshold):
+        raise ConfigError(f"threshold must be a finite number, got {settings['threshold']!r}.")
     if "out" in settings:
         try:
             Path(settings["out"]).mkdir(parents=True, exist_ok=True)
@@ -145,6 +174,14 @@ def named_reward(name: str, overrides: Sequence[str]) -> Reward:
     from zoo.instantiate import build, plain
 
     return build(plain(compose([f"reward={name}", *overrides]).reward), "reward")
+
+
+def _reads_prompts(reward: Reward) -> bool:
+    """Whether a reward may read the text of a prompt; zoo's verifiers read columns."""
+    if isinstance(reward, Weighted):
+        return any(_reads_prompts(part) for _, part in reward.parts.values())
+    kind = type(reward)
+    return kind.__name__ in READS_PROMPTS or not kind.__module__.startswith("zoo.")
 
 
 def read_labelled(
@@ -221,7 +258,7 @@ def _labelled(
     given = {role: _field(values, role, settings) for role in FIELDS}
     found = {role: field for role, field in given.items() if field is not None}
     asked = {settings.get("reward", "verifier"), settings.get("against", "unit_tests")}
-    excused = {"gold"} if asked <= WITHOUT_GOLD and "gold" not in settings else set()
+    excused = {"prompt", *(["gold"] if asked <= WITHOUT_GOLD else [])} - settings.keys()
     missing = [role for role in FIELDS if role not in found.keys() | excused]
     if missing:
         raise ConfigError(
@@ -244,10 +281,10 @@ def _labelled(
         columns["style"] = settings["style"]
     if "gold" in found:
         columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
-    question = row.get("question", row.get("problem", row.get("prompt", "")))
+    question = values[found["prompt"]] if "prompt" in found else None
     if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
         question = question[-1].get("content", "")
-    prompt = Prompt(id=name, text=str(question), columns=columns)
+    prompt = Prompt(id=name, text="" if question is None else str(question), columns=columns)
     return Labelled(name, prompt, text, label in RIGHT)
 
 
@@ -259,7 +296,7 @@ def _final(gold: str, style: Any) -> str:
     return found.text if found is not None else gold
 
 
-def judge(reward: Reward, rows: Sequence[Labelled]) -> list[Judged]:
+def judge(reward: Reward, rows: Sequence[Labelled], threshold: float = 0.5) -> list[Judged]:
     """The reward's word on each row, one at a time so that each is timed."""
     from rich.progress import track
 
@@ -270,7 +307,7 @@ def judge(reward: Reward, rows: Sequence[Labelled]) -> list[Judged]:
         output = score(reward, [row.prompt], [completion], Patience(of_run=False))
         seconds = time.perf_counter() - started
         reason = output.reasons[0] if output.reasons else ""
-        judged.append(Judged(row, output.total[0], reason, seconds))
+        judged.append(Judged(row, output.total[0], reason, seconds, threshold))
     return judged
 
 
@@ -294,6 +331,30 @@ def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     }
 
 
+def auc(judged: Sequence[Judged]) -> float | None:
+    """The area under the ROC curve: how often a right answer scores above a wrong one, ties half.
+
+    None where no right or no wrong answer has a score.
+    """
+    from scipy.stats import rankdata
+
+    decided = [j for j in judged if j.score is not None]
+    ranks = rankdata([j.score for j in decided])  # ties share their mean rank
+    right = [rank for rank, j in zip(ranks, decided, strict=True) if j.row.right]
+    pairs = len(right) * (len(decided) - len(right))
+    return float(sum(right) - len(right) * (len(right) + 1) / 2) / pairs if pairs else None
+
+
+def scale(judged: Sequence[Judged]) -> str | None:
+    """A line on what was taken for paid, where scores are other than 0 and 1."""
+    scores = [j.score for j in judged if j.score is not None]
+    if not set(scores) - {0.0, 1.0}:
+        return None
+    area = auc(judged)
+    line = f"scores from {min(scores):.4g} to {max(scores):.4g}; >= {judged[0].threshold:g} counts"
+    return f"{line} as paid" + (f"; AUC = {area:.3f}" if area is not None else "")
+
+
 def print_audit(
     name: str, judged: Sequence[Judged], other_name: str | None, other: Sequence[Judged] | None
 ) -> None:
@@ -315,6 +376,8 @@ def print_audit(
             f"{figures['count']:,} of {figures['of']:,}",
         )
     console.print(table)
+    if (line := scale(judged)) is not None:
+        console.print(line)
     reasons = Counter(j.reason or "–" for j in judged)
     console.print("reasons: " + ", ".join(f"{r} {n:,}" for r, n in reasons.most_common()))
     times = sorted(j.seconds for j in judged)
@@ -362,7 +425,12 @@ def write_audit(
             if other is not None:
                 line[f"score/{other_name}"] = other[index].score
             file.write(json.dumps(line) + "\n")
-    record = {"reward": name, "rates": rates(judged), "command": ["zoo", "audit", *argv]}
+    record = {
+        "reward": name,
+        "rates": rates(judged),
+        "scale": scale(judged),
+        "command": ["zoo", "audit", *argv],
+    }
     (folder / "audit.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     (folder / "audit.html").write_text(_page(name, judged), encoding="utf-8")
 
@@ -396,7 +464,7 @@ def _page(name: str, judged: Sequence[Judged]) -> str:
         "td{padding:.2rem 1rem .2rem 0}pre{white-space:pre-wrap;background:#f5f5f5;padding:.7rem}"
         "summary{cursor:pointer}</style>"
         f"<h1>reward={html.escape(name)}: {len(judged):,} labelled answers</h1>"
-        f"<table>{head}</table>{''.join(sections)}"
+        f"<table>{head}</table><p>{html.escape(scale(judged) or '')}</p>{''.join(sections)}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 import signal
 import time
 import traceback
@@ -177,7 +178,7 @@ class _Asked:
         def call() -> Any:
             return self.reward(prompts, given)
 
-        with _settings_of_torch():
+        with _settings_of_the_process():
             output = within(self.patience.seconds, call, {}, name, f"{way_out}.")
         self._refuse_async(output)
         rows = [self.rows[place] for place in places]
@@ -265,9 +266,15 @@ class _Asked:
 
 
 @contextmanager
-def _settings_of_torch() -> Iterator[None]:
+def _settings_of_the_process() -> Iterator[None]:
     """Sets them back at the end: a reward may change them for itself, not for training."""
     import torch  # here, not at the top: rewards are chosen before it is needed
+
+    def folder() -> str | None:
+        try:
+            return os.getcwd()
+        except OSError:  # removed
+            return None
 
     def precision() -> str | None:
         try:
@@ -289,6 +296,7 @@ def _settings_of_torch() -> Iterator[None]:
             torch.clear_autocast_cache()
 
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (folder, os.chdir),  # paths in settings are relative to it
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_default_device, set_device),

@@ -12,26 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError, RunConfig, by_dotted_name
+from zoo.data.rows import content_of
 from zoo.distributed import gathered, world_size
 from zoo.identity import CODE_KEYS, identity
 from zoo.instantiate import locate, resolved
 from zoo.types import Prompt
 
 RECORD = "inputs.json"  # in a run's folder
+THEN = ", "  # between the hashes of code that changed on the way
 GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
 FOLDER_KEYS = ("path", "gsm8k", "tokenizer", "critic")
 NOTES = (".md", ".log")  # files of a folder that no run reads
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
 
-Record = dict[str, dict[str, str]]  # "files" and "code": what → hash
+# "files" and "code": what → hash; of code that changed on the way all its hashes, "first, …, last"
+Record = dict[str, dict[str, str]]
 
 
 def record(config: RunConfig) -> Record:
     """Hashes of the local files that settings name, and of code that is not zoo's own.
 
-    Only what can change behind an unchanged configuration is here: `files` holds one entry for
-    each file ("data.path: train.jsonl"), `code` one for each class and function of the user's.
+    Only what can change behind an unchanged configuration is here: `files` holds one entry for each
+    file ("data.path=mine: train.jsonl"), `code` one for each class and function of the user's
+    ("reward.function=mine.score").
     Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
     """
     files: dict[str, str] = {}
@@ -56,26 +60,80 @@ def altered(run_dir: Path, config: RunConfig) -> Record:
     Raises:
         ConfigError: the record is damaged.
     """
+    old, new = _known(run_dir), record(config)
+    return {
+        kind: {
+            what: f"{_last(old[kind][what])} → {hashed}"
+            for what, hashed in new[kind].items()
+            if _last(old[kind].get(what, hashed)) != hashed
+        }
+        for kind in old
+    }
+
+
+def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:
+    """Add to the record in `run_dir` the hashes of code that is another now, as the run goes on.
+
+    Returns:
+        The code that was ever another in this run, what → all its hashes in their order.
+    Raises:
+        ConfigError: the record is damaged.
+        RecordError: it cannot be written.
+    """
+    from zoo.measure.files import write_text  # here, not at the top: a sweep's check needs none
+
+    known, new = _known(run_dir), record(config)["code"]
+    added = {
+        what: f"{known['code'][what]}{THEN}{hashed}"
+        for what, hashed in new.items()
+        if _last(known["code"].get(what, hashed)) != hashed
+    }
+    known["code"] |= added
+    if added:
+        write_text(run_dir / RECORD, json.dumps(known, indent=1))
+    return {what: hashes for what, hashes in known["code"].items() if THEN in hashes}
+
+
+def unlike_siblings(run_dir: Path, config: RunConfig) -> str:
+    """What runs of other seeds beside `run_dir` were made of that this one is not; "" for nothing.
+
+    A sibling without a good record tells nothing, nor does one that would start anew.
+    """
+    new, told = record(config), []
+    for sibling in sorted(run_dir.parent.glob("seed_*")):
+        begun = (sibling / "summary.json").exists() or any(sibling.glob("checkpoints/step_*"))
+        with contextlib.suppress(ConfigError):
+            known = _known(sibling) if begun and sibling.name != run_dir.name else {}
+            told += [
+                f"{what} in {sibling.name} (hash {hashes} there, {new[kind][what]} here)"
+                for kind in known
+                for what, hashes in known[kind].items()
+                if new[kind].get(what, hashes) != hashes
+            ]
+    more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
+    return "; ".join(told[:3]) + more
+
+
+def _known(run_dir: Path) -> Record:
+    """What the record in a run's folder says; a folder without one knows nothing."""
     path = run_dir / RECORD
     if not path.exists():
         return {"files": {}, "code": {}}
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        old: Record = {kind: dict(known[kind]) for kind in ("files", "code")}
+        return {
+            kind: {what: str(hashes) for what, hashes in dict(known[kind]).items()}
+            for kind in ("files", "code")
+        }
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{path} is damaged ({type(error).__name__}: {error}). Delete it to go on without "
             "knowing whether the run's data and models are the ones it began with."
         ) from None
-    new = record(config)
-    return {
-        kind: {
-            what: f"{old[kind][what]} → {hashed}"
-            for what, hashed in new[kind].items()
-            if old[kind].get(what, hashed) != hashed
-        }
-        for kind in old
-    }
+
+
+def _last(hashes: str) -> str:
+    return hashes.rpartition(THEN)[2]
 
 
 def check_alike(config: RunConfig, known: Mapping[str, Any]) -> None:
@@ -109,12 +167,27 @@ def prompts_hash(prompts: Iterable[Prompt]) -> str:
     """Of prompts in their order, with ids and columns."""
     digest = hashlib.blake2b(digest_size=8)
     for prompt in prompts:
-        # Of the columns what is plain: other values need not read alike in another process.
-        plain = [(k, v) for k, v in prompt.columns.items() if _is_plain(v)]
-        plain.sort(key=lambda pair: pair[0])
-        digest.update(repr((prompt.id, len(prompt.token_ids), plain)).encode())
+        told = (prompt.id, len(prompt.token_ids), _plain_columns(prompt))
+        digest.update(repr(told).encode())
         digest.update(array("q", prompt.token_ids))
     return digest.hexdigest()
+
+
+def problem_hash(prompt: Prompt, *outputs: Any) -> str:
+    """Of what a problem says and is judged by, whatever tokenizer reads it: 8 hexadecimal digits.
+
+    Args:
+        outputs: what belongs to it beside the prompt, as the texts of a preference.
+    """
+    told = (content_of(prompt), _plain_columns(prompt), outputs)
+    return hashlib.blake2b(repr(told).encode(), digest_size=4).hexdigest()
+
+
+def _plain_columns(prompt: Prompt) -> list[tuple[str, Any]]:
+    # Other values need not read alike in another process.
+    return sorted(
+        ((k, v) for k, v in prompt.columns.items() if _is_plain(v)), key=lambda pair: pair[0]
+    )
 
 
 def _is_plain(value: Any) -> bool:
@@ -179,10 +252,10 @@ def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
         path = Path(value).expanduser()
         # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
         if path.is_file() or "/" in value or key.endswith(FOLDER_KEYS):
-            for what, file in _files(setting, path):
+            for what, file in _files(f"{setting}={value}", path):
                 found[what] = _file_hash(file)
             if base := _adapted(path):
-                for what, file in _files(f"{setting} → its base {base}", base):
+                for what, file in _files(f"{setting}={value} → its base {base}", base):
                     found[what] = _file_hash(file)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir
-from zoo.train.inputs import RECORD, altered, check_alike, record
+from zoo.train.inputs import RECORD, altered, check_alike, follow_code, record, unlike_siblings
 from zoo.train.lock import FolderLock
 
 
@@ -164,10 +164,10 @@ def _train(
 
     from zoo.build import build
     from zoo.distributed import is_main, world_size
-    from zoo.measure.files import remove, write_text
+    from zoo.measure.files import read_lines, remove, write_text
     from zoo.measure.memory import PhaseMemory
     from zoo.measure.provenance import meta
-    from zoo.measure.recorder import Recorder, offsets_problem
+    from zoo.measure.recorder import WARNINGS, Recorder, offsets_problem
     from zoo.train.checkpoint import last_good_checkpoint
     from zoo.train.interrupt import Interrupt
     from zoo.train.loop import train
@@ -203,8 +203,13 @@ def _train(
             f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
             "output, or delete the folder, to start anew."
         )
+    changed, unlike = {}, ""
     if is_main():
-        if checkpoint is None:
+        # Before the first step of new code: what a checkpoint is of must be in the record.
+        if checkpoint is not None:
+            changed = follow_code(folder, config)
+        else:
+            unlike = unlike_siblings(folder, config)
             write_text(folder / RECORD, json.dumps(record(config), indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
         for error in (folder / "error.txt", *folder.glob("error.rank*.txt")):
@@ -230,12 +235,21 @@ def _train(
         try:
             for line in refused:
                 recorder.warning("checkpoint_refused", f"not used: {line}")
-            for what, hashes in found["code"].items():  # mended after an error, say
+            if unlike:
                 recorder.warning(
-                    "code_changed",
-                    f"the code of {what} changed since this run began (hash {hashes}): the steps "
-                    "before are of the old one",
+                    "other_inputs",
+                    f"runs beside this one were made of another {unlike}: they are no seeds of one "
+                    "arm",
                 )
+            # To resume cuts off warnings behind the checkpoint; those before it are there.
+            told = [line["message"] for line in read_lines(folder / WARNINGS)] if changed else []
+            for what, hashes in changed.items():  # mended after an error, say
+                message = (
+                    f"the code of {what} changed since this run began (hashes {hashes}): the steps "
+                    "before are of the old one"
+                )
+                if message not in told:
+                    recorder.warning("code_changed", message)
             with memory.phase("load"):
                 parts = build(config, accelerator, recorder.display.task)
             session = Session(

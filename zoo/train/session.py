@@ -209,8 +209,7 @@ class Session:
         metrics |= {f"seconds/{name}": seconds for name, seconds in phases.items()}
         metrics |= {f"state/{name}": value for name, value in run.models.state.items()}
         metrics |= self.memory.drain()
-        if not self.components:
-            self.components = bytes_by_component(self.run)
+        self.components = bytes_by_component(self.run)  # a dead batch made no optimizer states
         self._warn(metrics)
         self.recorder.step(step, progress.updates, metrics)
         wanted = self.recorder.rollouts_wanted(step)

@@ -1,0 +1,80 @@
+"""`zoo evaluate` says on which data it judges, and what it was given where that has no policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import REPOSITORY
+from tests.e2e.small import SMALL, folder_of, run_small
+from zoo.cli import main
+from zoo.compose import option_of
+
+QUICK = ["evaluate.samples=1", "evaluate.pass_k=[1]", "rollout.max_new_tokens=4"]
+FEW = ["data.n_heldout=4", "data.n_independent=4", "data.n_texts=4"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a file of the user's own."""
+    folder = tmp_path_factory.mktemp("run")
+    rows = [{"prompt": f"What is {n}?", "answer": str(n)} for n in range(40)]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = [one for one in SMALL if not one.startswith("data.")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.e2e.small.SMALL", small)
+        run_small(folder, "data=jsonl", f"data.path={folder}/mine.jsonl", "data.style=gsm8k")
+    return folder_of(folder)
+
+
+def test_other_data_than_the_run_was_trained_on_is_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run.parents[2] / "mine.jsonl"
+    option = tmp_path / "data" / "own.yaml"
+    option.parent.mkdir()
+    option.write_text(f"_target_: zoo.data.jsonl.JSONL\npath: {file}\nheldout: 0.2\n")
+    own = ["data=own", *QUICK]
+    for command, name, told in (
+        (["evaluate", f"model={run}", *FEW, *QUICK], "arithmetic", True),
+        (["evaluate", f"model={run}/policy", *FEW, *QUICK], "arithmetic", True),
+        (["evaluate", f"model={run}", "data=arithmetic", *FEW, *QUICK], "arithmetic", False),
+        (["evaluate", f"model={run}", *own, "--config-dir", str(tmp_path)], "own", False),
+        (["--config-dir", str(tmp_path), "evaluate", f"model={run}", *own], "own", False),
+    ):
+        assert main(command) == 0
+        out = capsys.readouterr().out
+        assert f"on data={name}\n" in out, command
+        line = f"trained on data=jsonl data.path={file} data.style=gsm8k; add data=jsonl …"
+        assert (line in out) is told, command
+
+
+def test_settings_of_the_run_that_the_command_leaves_out_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_small(tmp_path, "train.steps=1", "train.checkpoint_every=1")
+    same = [one for one in SMALL if one.startswith("data.")]
+    for given, told in ((same, False), (same[:-1], True)):
+        assert main(["evaluate", f"model={folder_of(tmp_path)}", *given, *QUICK]) == 0
+        assert ("trained on data=arithmetic" in capsys.readouterr().out) is told
+
+
+def test_a_run_that_trained_a_reward_model_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reward_model").mkdir()
+    assert main(["evaluate", f"model={tmp_path}"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "trained a reward model" in told and f"reward.path={tmp_path}/reward_model" in told
+
+
+def test_the_nearest_option_is_named() -> None:
+    assert option_of("data", {"_target_": "mine.Data", "a": 1}) == ("Data", {})
+    for name in ("gsm8k_shaped", "verifier_overlong"):  # of one class
+        values = yaml.safe_load((REPOSITORY / "conf" / "reward" / f"{name}.yaml").read_text())
+        assert option_of("reward", values) == (name, {})
+    values["components"]["overlong"]["cache"] = 5
+    assert option_of("reward", values) == (name, {"components.overlong.cache": 5})
