@@ -573,7 +573,7 @@ def test_bad_file_of_a_user_is_named_and_hides_no_other(
 # ------------------------------------------------------------------------ help and display
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--help", "report"]])
 def test_help_shows_groups_options_subcommands_and_examples(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -757,6 +757,7 @@ def test_experiment_that_is_no_recipe_names_the_folder(runs: list[RunConfig]) ->
         ("RANK=1 experiment=labexp", False),
         ("ZOO_RUN_DIR_FILE=f experiment=labexp", False),  # a job of a sweep
         ("experiment=labexp algorithm=ppo", False),
+        ("experiment=labexp data.n_problems=50", False),  # chosen in part
         ("experiment=labexp reward=null", False),
         ("-m experiment=labexp data=digits,arithmetic", False),
         ("experiment=[tiny_sft,labexp]", False),

@@ -966,6 +966,12 @@ def _content_hash(prompts: Sequence[Prompt], reward: Any, gold: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _is_of_a_run(meta: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return b'"config_hash"' in meta.read_bytes()
+    return False
+
+
 def output_folder(run_dir: Path) -> Path:
     """Creates a run's folder.
 
@@ -973,7 +979,7 @@ def output_folder(run_dir: Path) -> Path:
         ConfigError: it cannot be created or written, or lies in the folder of another run.
     """
     for above in run_dir.parents:
-        if all((above / name).is_file() for name in ("config.yaml", "meta.json")):
+        if (above / "config.yaml").is_file() and _is_of_a_run(above / "meta.json"):
             raise ConfigError(
                 f"the run folder {run_dir} would lie in the folder of another run, {above}. Set "
                 "output=FOLDER to one outside of it."

@@ -224,8 +224,8 @@ def check_job(
                     check(config)
             except ConfigError:
                 raise
-            except Exception:  # in the user's code: the job says where, and the others may run
-                return None
+            except Exception:  # in code of the user's: the job says where, and the others may run
+                pass
             _CHECKED.add(identity)
     except ConfigError as error:
         raise ConfigError(f"{error}\nIn the job: {' '.join(overrides)}") from error
@@ -265,16 +265,15 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"zoo {__version__}")
         return 0
-    if options.overrides and options.overrides[0] in SUBCOMMANDS:
-        word = options.overrides[0]
-        raise ConfigError(
-            f"{word} stands behind a flag of runs ({arguments[0]}). Write the subcommand first, as "
-            f"in zoo {word} …; `zoo {word} --help` says what it takes."
-        )
     overrides = _add_folders(options)
     if options.help or not arguments:
         print_help()
         return 0
+    if options.overrides and (word := options.overrides[0]) in SUBCOMMANDS:
+        raise ConfigError(
+            f"{word} stands behind a flag of runs ({arguments[0]}). Write the subcommand first, as "
+            f"in zoo {word} …; `zoo {word} --help` says what it takes."
+        )
     if options.shell_completion:
         if _check_completion(overrides) == "query":
             return _complete(overrides)

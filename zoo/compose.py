@@ -305,7 +305,7 @@ def prepare(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> list[st
     ]
     recipes = _recipes(extra) if wanted else set()
     chooses = {*map(str, wanted)} & recipes or config_name != CONFIG_NAME
-    chooses = chooses or {one.key_or_group for one in parsed} & {*_CHOICES}
+    chooses = chooses or {one.key_or_group.partition(".")[0] for one in parsed} & {*_CHOICES}
     store = ConfigStore.instance()
     for name in wanted:
         if (
@@ -484,18 +484,15 @@ def _as_list(override: Override) -> list[Any]:
 # ---------------------------------------------------------------------------------- what there is
 
 
-def option_of(group: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def option_of(group: str, values: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """(the option that is nearest to these values, key → value of those that it has otherwise).
 
-    Where no option has their `_target_`: (the name of that class, nothing).
+    The option is None where none has their `_target_`.
     """
     target, given = str(values.get("_target_")), dict(_leaves(values))
     found = []
     with hydra_session():
         for option in options(group):
-            files = _homes(f"{group}/{option.name}", _folders())
-            if files and target.encode() not in files[0].read_bytes():
-                continue
             with suppress(ConfigError):  # a broken one
                 own = OmegaConf.to_container(compose_here([f"{group}={option.name}"])[group])
                 if isinstance(own, dict) and own.get("_target_") == target:
@@ -504,9 +501,10 @@ def option_of(group: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any
                     said = {k: v for k, v in given.items() if k.partition(".")[0] in own}
                     other = {k: v for k, v in said.items() if k not in leaves or leaves[k] != v}
                     denied = sum(k not in given or given[k] != v for k, v in leaves.items())
+                    # Fewest settings that are otherwise; of those, most that are alike.
                     found.append(((denied, denied - len(leaves)), option.name, other))
     if not found:
-        return target.rpartition(".")[2], {}
+        return None, {}
     _, name, other = min(found, key=lambda one: one[0])
     return name, other
 

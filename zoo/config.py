@@ -170,6 +170,9 @@ class RunConfig:
     resume: Resume = Resume.auto
 
 
+PEER_GONE = "another process ended first"  # begins what a run says whose peer is gone
+
+
 class ConfigError(ValueError):
     """A configuration that cannot run: what is wrong, the value, what to do."""
 

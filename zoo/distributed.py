@@ -19,7 +19,7 @@ import psutil
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.config import ConfigError
+from zoo.config import PEER_GONE, ConfigError
 
 PATIENCE = timedelta(minutes=5)  # until all processes of a launcher are there
 TOLD_AFTER_SECONDS = 5.0
@@ -164,7 +164,7 @@ def without_peer(error: BaseException) -> str:
     if not isinstance(error, RuntimeError) or not any(word in str(error) for word in words):
         return ""
     return (
-        "another process ended first, by an error or killed. Read its error.txt or error.rankN.txt "
+        f"{PEER_GONE}, by an error or killed. Read its error.txt or error.rankN.txt "
         "in the same folder; there is none where it was killed, as by a lack of memory."
     )
 

@@ -512,7 +512,8 @@ def _convert_enum(value: Any, annotation: type[enum.Enum], where: str) -> enum.E
         if value in (member.name, member.value) and not isinstance(value, bool):
             return member
     names = [member.name for member in annotation]
-    word = "disabled" if str(value).lower() in ("none", "off", "no", "false") else str(value)
+    off = "disabled" in names and str(value).lower() in ("none", "off", "no", "false")
+    word = "disabled" if off else str(value)
     raise _Mismatch(
         f"one of {', '.join(names)}", value, where, did_you_mean(word, names, f"{where}=")
     )

@@ -117,10 +117,16 @@ def test_more_than_the_limit_is_refused_with_count_and_lines(tmp_path):
         assert len(JSONL(path=path, heldout=0.0, max_malformed=0.2).prompts()) == 8
 
 
+def test_a_first_row_that_was_cut_is_one_malformed_row(tmp_path):
+    path = write(tmp_path / "a.jsonl", ["{", *questions(9)])
+    with pytest.warns(UserWarning, match="left out 1 of 10"):
+        assert len(JSONL(path=path, heldout=0.0, max_malformed=0.1).prompts()) == 9
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.jsonl", '[\n {"prompt": "Q", "answer": "1"}\n]', "name it .json"),
+        ("a.jsonl", '[\n {"prompt": "Q", "answer": "1"}\n]', "a file named .json"),
         ("a.jsonl", '\n{\n "prompt": "Q",\n "answer": "1"\n}', "one object a line"),
         ("a.json", '{\n "rows": []\n}', "an array of objects"),
         ("a.CSV", "prompt,answer\nQ,1\n", r"\.csv is none of \.jsonl .* \.json .* \.parquet"),

@@ -578,7 +578,7 @@ def test_a_start_that_vanished_or_changed_is_named_on_resume(
         run_small(tmp_path / "run", *options)
     run_small(tmp_path / "other", *SFT, *BRIEF, "seed=1")
     shutil.copytree(folder_of(tmp_path / "other") / "policy", start_folder)
-    with pytest.raises(ConfigError, match=r"path=.*: model.safetensors changed .* Restore it"):
+    with pytest.raises(ConfigError, match=r"model.path: model.safetensors changed .* Restore it"):
         run_small(tmp_path / "run", *options)
     (folder_of(tmp_path / "run") / RECORD).unlink()
     with pytest.raises(TrainingError, match=r"started from other weights .* Restore it"):

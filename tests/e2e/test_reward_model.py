@@ -304,9 +304,7 @@ def test_another_reward_model_in_the_folder_of_the_first_is_refused_on_resume(
                 run_small(tmp_path / name, *options)
         shutil.rmtree(place)
         shutil.copytree(other, place)  # the same size, the same architecture
-        with pytest.raises(
-            ConfigError, match=r"path=.*: model\.safetensors changed since it began"
-        ):
+        with pytest.raises(ConfigError, match=r"path: model\.safetensors changed since it began"):
             run_small(tmp_path / name, *options)
         (folder_of(tmp_path / name) / RECORD).unlink()
         with pytest.raises(TrainingError, match=r"on another reward .* model at reward.path chang"):

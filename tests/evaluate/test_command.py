@@ -48,7 +48,7 @@ def test_other_data_than_the_run_was_trained_on_is_told(
         assert main(command) == 0
         out = capsys.readouterr().out
         assert f"on data={name}\n" in out, command
-        line = f"trained on data=jsonl data.path={file} data.style=gsm8k; add data=jsonl …"
+        line = f"trained on data=jsonl data.path={file} data.style=gsm8k; add that to judge on it"
         assert (line in out) is told, command
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_trained_a_reward_model_is_told_of(
 
 
 def test_the_nearest_option_is_named() -> None:
-    assert option_of("data", {"_target_": "mine.Data", "a": 1}) == ("Data", {})
+    assert option_of("data", {"_target_": "mine.Data", "a": 1}) == (None, {})
     for name in ("gsm8k_shaped", "verifier_overlong"):  # of one class
         values = yaml.safe_load((REPOSITORY / "conf" / "reward" / f"{name}.yaml").read_text())
         assert option_of("reward", values) == (name, {})

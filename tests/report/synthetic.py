@@ -58,7 +58,7 @@ def write_run(
     summary: dict[str, Any] | None = None,
     meta: dict[str, Any] | None = None,
     memory: dict[str, Any] | None = None,
-    inputs: dict[str, dict[str, str]] | None = None,
+    inputs: dict[str, Any] | None = None,
 ) -> Path:
     """One run folder, root/experiment/name/seed_n."""
     folder = root / experiment / name / f"seed_{seed}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.report.synthetic import evaluation, guard, write_run
+from zoo.config import PEER_GONE
 from zoo.report.concerns import concerns
 from zoo.report.runs import arms_of, read_runs
 
@@ -119,12 +119,13 @@ def test_missing_runs_are_named_with_the_reason(tmp_path: Path):
     assert any("c, seed 0: failed" in text and "RuntimeError: broke" in text for text in texts)
 
 
-def test_of_several_processes_the_first_that_failed_gives_the_reason(tmp_path: Path):
-    folder = run(tmp_path, finished=False, error="RuntimeError: Connection closed by peer")
-    first = folder / "error.rank1.txt"
-    first.write_text("Traceback\nRewardError: reward mine raised KeyError\n")
-    os.utime(first, (1, 1))
-    assert "(RewardError: reward mine raised KeyError)" in found(folder)[0]
+def test_of_several_processes_one_that_failed_by_itself_gives_the_reason(tmp_path: Path):
+    folder = run(tmp_path, finished=False, error=f"RuntimeError: gloo\n{PEER_GONE}, …\n")
+    assert PEER_GONE in found(folder)[0]
+    (folder / "error.rank1.txt").write_text("Traceback\nRewardError: mine raised KeyError\n")
+    assert "(RewardError: mine raised KeyError)" in found(folder)[0]
+    (folder / "error.txt").write_text("ConfigError: a later attempt\n")  # process 1 did not begin
+    assert "(ConfigError: a later attempt)" in found(folder)[0]
 
 
 def test_records_that_were_cut_after_the_end_are_named(tmp_path: Path):
@@ -190,13 +191,14 @@ def test_what_changed_between_runs_is_named(
     folders = []
     for name, of_seeds in hashes.items():
         for seed, value in enumerate(of_seeds or ["", ""]):
-            known = {"files": {}, "code": {}, kind: {"data.path=x.jsonl": value} if value else {}}
+            known = {"files": {}, "code": {}, kind: {"train.groups: x": value} if value else {}}
             folders.append(run(tmp_path, name, seed=seed, inputs=known))
     texts = found(*folders)
+    named = {"files": "train.groups=16: x", "code": "train.groups: x"}[kind]
     assert texts == (
         [
-            f"data.path=x.jsonl changed between the runs ({sides}): differences, and the spread "
-            "over seeds, may come from that."
+            f"{named} changed between the runs ({sides}): differences, and the spread over seeds, "
+            "may come from that."
         ]
         if sides
         else []

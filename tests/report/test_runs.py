@@ -164,6 +164,15 @@ def test_a_damaged_run_is_listed_as_such_among_the_others(
     assert "is damaged" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"files": null, "code": {}}', '{"files": {"a": [1]}, "code": 3}']
+)
+def test_a_damaged_record_of_inputs_leaves_the_numbers(content: str, tmp_path: Path):
+    folder = write_run(tmp_path, "grpo")
+    (folder / "inputs.json").write_text(content)
+    assert read_run(folder).inputs == {}
+
+
 def test_a_whole_record_is_no_damaged_one(tmp_path: Path):
     folder = write_run(tmp_path, "grpo", memory={"components": {"policy": {"weights": 8}}})
     (folder / "evals.jsonl").write_bytes(evals())

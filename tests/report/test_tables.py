@@ -200,22 +200,32 @@ def test_rows_of_one_number_in_two_files_are_two_problems():
     assert found is not None and found.problems == 2
     second[0].record["problem_hashes"] = ["x", "y", "z"]
     assert difference(("a", first), ("b", second)) is None
+    del second[0].record["problem_hashes"]  # an older record: by the ids alone
+    found = difference(("a", first), ("b", second))
+    assert found is not None and found.problems == 3
 
 
+def test_seeds_of_an_arm_are_pooled_over_the_problems_that_they_share():
+    runs = evaluations(([[1], [1], [0]], [1, 1, 0]), ([[1], [0], [0]], [1, 0, 0]))
+    for run, hashes in zip(runs, (["a", "b", "c"], ["a", "b", "other"]), strict=True):
+        run.record["problem_hashes"] = hashes
+    assert estimate(runs, "accuracy").value == 3 / 4  # of the first two problems
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
 @pytest.mark.parametrize("starts", [("one", "one"), ("one", "another")])
 def test_each_arm_is_compared_with_its_start_on_its_own_problems(
-    starts: Sequence[str], tmp_path: Path
+    starts: Sequence[str], seeds: Sequence[int], tmp_path: Path
 ):
     """Two policies that did not move, on a set that is solved and on one that is not."""
     folders = []
-    for start_hash, (name, right, content) in zip(
-        starts, (("easy", 1, "e"), ("hard", 0, "h")), strict=True
-    ):
+    sets = (("easy", 1, "e"), ("hard", 0, "h"))
+    for start_hash, seed, (name, right, content) in zip(starts, seeds, sets, strict=True):
         lines = [
             evaluation(step, [[right]] * 4, [right] * 4, problem_hashes=[content] * 4)
             for step in (0, 2)
         ]
-        folders.append(write_run(tmp_path, name, evaluations=lines, start_hash=start_hash))
+        folders.append(write_run(tmp_path, name, seed, evaluations=lines, start_hash=start_hash))
     comparison = compare(arms_of(read_runs(folders)))
     assert [(d.first, d.second, d.value) for d in comparison.differences] == [
         ("easy", "start", 0.0),

@@ -575,6 +575,22 @@ def test_the_folder_a_reward_goes_to_is_left_again(fails, removed, tmp_path, mon
     assert seen and Path.cwd() == tmp_path
 
 
+def test_a_reward_that_takes_the_working_directory_away_is_told_of(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+
+    def fn(completions):
+        torch.set_grad_enabled(False)
+        os.chdir(tmp_path)
+        home.rmdir()
+        return [1.0] * len(completions)
+
+    with pytest.raises(ConfigError, match=rf"left the working directory {home}, which is gone"):
+        call(fn)
+    assert torch.is_grad_enabled()  # the rest is set back all the same
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")

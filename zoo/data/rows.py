@@ -263,7 +263,7 @@ def _widened(value: Any, kind: Any) -> Any:
 
 def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
     rows: list[Row] = []
-    total = 0
+    total, opened = 0, False
     if _format(file) == ".json":
         with _opened(file) as content:
             whole = content.read().removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -276,11 +276,14 @@ def _from_lines(file: Path, malformed: Malformed) -> tuple[list[Row], int]:
             if not line.strip():
                 continue
             total += 1
-            if total == 1 and (first := line.strip()) in (b"[", b"{"):
+            text = line.strip()
+            opened = text == b"{" if total == 1 else opened
+            if (total == 1 and text == b"[") or (
+                total == 2 and opened and not text.endswith(b"}")  # else a row that was cut
+            ):
                 raise ConfigError(
-                    f"{file} has {first.decode()!r} alone in its first line: it is one "
-                    "JSON document over many lines. Write one object a line, or an array of "
-                    "objects and name it .json."
+                    f"{file} is one JSON document over many lines, not one object a line. Write "
+                    "one object a line, or an array of objects into a file named .json."
                 )
             try:
                 content = _JSON.decode(line.decode("utf-8"))

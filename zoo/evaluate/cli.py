@@ -127,15 +127,16 @@ def _other_data(config: RunConfig, overrides: Sequence[str]) -> str | None:
     if all(now.get(k) == v or f"data.{k}" in keys for k, v in trained_on.items()):
         return None
     name, settings = option_of("data", trained_on)
-    words = [f"data={name}", *(f"data.{k}={_short(v)}" for k, v in settings.items())]
-    if len(words) > 5:
-        words[5:] = ["…"]
-    return f"the run was trained on {' '.join(words)}; add data={name} … to judge on that"
-
-
-def _short(value: Any) -> str:
-    text = "null" if value is None else str(value)
-    return text if isinstance(value, str | int | float | None) and len(text) < 60 else "…"
+    if name is None:
+        return (
+            f"the run was trained on data of the class {trained_on.get('_target_')}; add its "
+            "data=NAME, and --config-dir where it lies in a folder of yours, to judge on that"
+        )
+    plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float | None)}
+    words = [f"data={name}"]
+    words += [f"data.{k}={'null' if v is None else v}" for k, v in [*plain.items()][:4]]
+    words += ["…"] * (len(words) <= len(settings))
+    return f"the run was trained on {' '.join(words)}; add that to judge on it"
 
 
 def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
@@ -151,7 +152,8 @@ def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
 
     config = complete(config)
     check(config)
-    data, _ = option_of("data", resolved(config)["data"])
+    values = resolved(config)["data"]
+    data = option_of("data", values)[0] or values.get("_target_")
     model = config.model.path or config.model.recipe
     shown = display(1, f"evaluating {model} on data={data}", enabled=show)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from statistics import fmean, stdev
 from typing import Any
@@ -123,8 +123,10 @@ def _unequal_problems(arms: Sequence[Arm]) -> list[str]:
     """Sets of one name that hold different problems."""
     sets: dict[tuple[str, ...], list[str]] = {}  # who was judged alike → names of sets
     for name in dict.fromkeys(name for run in _finished(arms) for name in run.sets):
-        judged = [(run, e.content) for run in _finished(arms) if (e := run.evaluation(name))]
-        sides = _sides(arms, judged)
+        # What an older record was judged on is not known.
+        sides = _who_had(
+            arms, lambda run, name=name: getattr(run.evaluation(name), "content", None)
+        )
         if len(sides) > 1:
             sets.setdefault(tuple(sides), []).append(name)
     return [
@@ -136,10 +138,9 @@ def _unequal_problems(arms: Sequence[Arm]) -> list[str]:
 
 def _unequal_inputs(arms: Sequence[Arm]) -> list[str]:
     """Files and code of one name that differed from run to run."""
-    runs = _finished(arms)
     changed: dict[tuple[str, ...], list[str]] = {}  # who had the same → files and code
-    for what in dict.fromkeys(what for run in runs for what in run.inputs):
-        sides = _sides(arms, [(run, run.inputs[what]) for run in runs if what in run.inputs])
+    for what in dict.fromkeys(what for run in _finished(arms) for what in run.inputs):
+        sides = _who_had(arms, lambda run, what=what: run.inputs.get(what))
         if len(sides) > 1:
             changed.setdefault(tuple(sides), []).append(what)
     return [
@@ -149,20 +150,16 @@ def _unequal_inputs(arms: Sequence[Arm]) -> list[str]:
     ]
 
 
-def _sides(arms: Sequence[Arm], had: Sequence[tuple[Run, Any]]) -> list[str]:
-    """Who had the same: "grpo; ppo, seed 0"."""
-    found = []
-    for value in dict.fromkeys(value for _, value in had):
-        parts = []
-        for arm in arms:
-            of_arm = {run.seed: other for run, other in had if any(run is r for r in arm.runs)}
-            seeds = [seed for seed, other in of_arm.items() if other == value]
-            if seeds:
-                plural = "s" * (len(seeds) > 1)
-                some = f", seed{plural} {' '.join(map(str, seeds))}" * (len(seeds) < len(of_arm))
-                parts.append(arm.label + some)
-        found.append("; ".join(parts))
-    return found
+def _who_had(arms: Sequence[Arm], value_of: Callable[[Run], Any]) -> list[str]:
+    """Who shares each value, as in "grpo; ppo, seed 0"; runs without one are left out."""
+    found: dict[Any, list[str]] = {}
+    for arm in arms:
+        values = {run.seed: value for run in arm.finished if (value := value_of(run))}
+        for value in dict.fromkeys(values.values()):
+            seeds = [seed for seed, other in values.items() if other == value]
+            some = f", seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
+            found.setdefault(value, []).append(arm.label + some * (len(seeds) < len(values)))
+    return ["; ".join(parts) for parts in found.values()]
 
 
 def _incomplete(arms: Sequence[Arm]) -> list[str]:

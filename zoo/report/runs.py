@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from zoo.config import by_dotted_name
+from zoo.config import PEER_GONE, by_dotted_name
 from zoo.functional.rewards import pass_at_k
 
 LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
@@ -69,19 +69,22 @@ class Evaluation:
         return (str(whole),) if whole else tuple(map(str, self.record.get("problem_hashes") or []))
 
     @property
+    def problems(self) -> dict[str, str]:
+        """Problem id → hash of what it says; empty in an older record."""
+        ids, hashes = self.record.get("problem_ids") or [], self.record.get("problem_hashes") or []
+        return dict(zip(map(str, ids), map(str, hashes), strict=bool(hashes)))
+
+    @property
     def pass_at(self) -> dict[int, float]:
         """pass@k by k, as the run computed it."""
         return {int(k): float(v) for k, v in (self.record.get("pass@k") or {}).items()}
 
     def per_problem(self, measure: Measure, k: int | None = None) -> dict[str, float]:
-        """The measure of each problem; a verifier's abstention counts as not right.
+        """The measure of each problem by its id; a verifier's abstention counts as not right.
 
-        The keys tell a problem by its id and its content: rows of one number in two files, or in
-        one that changed, are two problems. Empty where the record holds no outcomes.
+        Empty where the record holds no outcomes.
         """
         ids = [str(i) for i in self.record.get("problem_ids") or []]
-        if hashes := self.record.get("problem_hashes"):
-            ids = [f"{name} {content}" for name, content in zip(ids, hashes, strict=True)]
         if measure is Measure.greedy:
             outcomes = [[outcome] for outcome in self.record.get("greedy_outcomes") or []]
         else:
@@ -364,7 +367,6 @@ def _read_run(folder: Path) -> Run:
     meta = _read_json(folder / "meta.json") or {}
     with _in_file("config.yaml" if "seed" in config else "meta.json"):
         seed = int(config.get("seed", meta.get("seed", 0)))
-    inputs = _read_json(folder / "inputs.json") or {}
     records = read_jsonl(folder / "evals.jsonl")
     with _in_file("evals.jsonl"):
         evaluations = {
@@ -382,15 +384,35 @@ def _read_run(folder: Path) -> Run:
         memory=_read_json(folder / "memory.json") or {},
         summary=_read_json(folder / "summary.json"),
         error=_read_error(folder),
-        inputs={**inputs.get("files", {}), **inputs.get("code", {})},
+        inputs=_read_inputs(folder / "inputs.json", by_dotted_name(config)),
     )
 
 
+def _read_inputs(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """File or code of the user's, with the setting's value → hash; a damaged record tells nothing,
+    and is named where the run goes on.
+    """
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        known = _read_json(path) or {"files": {}, "code": {}}
+        found = {what: str(hashed) for what, hashed in known["code"].items()}
+        for what, hashed in known["files"].items():
+            setting = re.split(": | → ", what)[0]
+            value = f"={settings[setting]}" if setting in settings else ""
+            found[f"{setting}{value}{what.removeprefix(setting)}"] = str(hashed)
+        return found
+    return {}
+
+
 def _read_error(folder: Path) -> str:
-    """The traceback that ended a run; of several processes that of the first one to fail."""
-    found = [*folder.glob("error.txt"), *folder.glob("error.rank*.txt")]
-    first = min(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return first.read_text(encoding="utf-8", errors="replace") if first else ""
+    """The traceback that ended a run; of several processes that of one that failed by itself."""
+    found = ""
+    for path in (folder / "error.txt", *sorted(folder.glob("error.rank*.txt"))):
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if PEER_GONE not in text:
+                return text
+            found = found or text
+    return found
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -516,26 +538,33 @@ def by_start_time(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (str(run.meta.get("started", "")), str(run.folder)))
 
 
-def start_evaluations(arms: Sequence[Arm], name: str, of: Arm | None = None) -> list[Evaluation]:
+def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
     """Evaluations of a set at step 0, one for each start and seed: arms that share both would only
     repeat the same samples.
 
-    Args:
-        of: only those of the start of this arm, on the problems that the arm was judged on in the
-            end. Without it there is none where arms were judged on different problems: the start
-            has no one score.
+    There are none where the runs that count were judged on different problems: the start has no one
+    score then.
     """
+    found = _first_evaluations(arms, name)
+    return [] if len({e.content for _, e in found if e.content}) > 1 else [e for _, e in found]
+
+
+def start_of(arm: Arm, arms: Sequence[Arm], name: str) -> list[Evaluation]:
+    """Evaluations of an arm's own start, on the problems that the arm was judged on in the end."""
+    starts, judged = {run.start_hash for run in arm.runs}, {e.content for e in arm.last(name)}
+    return [
+        evaluation
+        for start, evaluation in _first_evaluations(arms, name)
+        if start in starts and ({evaluation.content, ()} & judged or not evaluation.content)
+    ]
+
+
+def _first_evaluations(arms: Sequence[Arm], name: str) -> list[tuple[str, Evaluation]]:
+    """(start, evaluation at step 0), one for each start, seed and content."""
+    finished = [run for arm in arms for run in arm.finished]
     found: dict[tuple[str, int, tuple[str, ...]], Evaluation] = {}
-    for arm in arms:
-        for run in arm.runs:
-            evaluation = run.evaluation(name, first=True)
-            if evaluation is not None:
-                key = (run.start_hash, run.seed, evaluation.content)
-                found.setdefault(key, evaluation)
-    if of is not None:
-        starts, judged = {run.start_hash for run in of.runs}, {e.content for e in of.last(name)}
-        return [
-            e for (start, _, content), e in found.items() if start in starts and content in judged
-        ]
-    of_seeds = {(seed, content) for _, seed, content in found}
-    return [] if len(of_seeds) > len({seed for seed, _ in of_seeds}) else list(found.values())
+    for run in finished or [run for arm in arms for run in arm.runs]:
+        evaluation = run.evaluation(name, first=True)
+        if evaluation is not None:
+            found.setdefault((run.start_hash, run.seed, evaluation.content), evaluation)
+    return [(start, evaluation) for (start, _, _), evaluation in found.items()]

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zoo.functional.statistics import mcnemar_exact, mean_interval, paired_bootstrap, wilson
-from zoo.report.runs import Arm, Evaluation, Measure, Run, start_evaluations
+from zoo.report.runs import Arm, Evaluation, Measure, Run, start_evaluations, start_of
 
 START = "start"
 Bounds = tuple[float, float]
@@ -215,7 +215,7 @@ def estimate(
         values = [e.number(measure) for e in evaluations]
         found = _over_seeds([v for v in values if v is not None])
         return found if between_seeds else Estimate(found.value)
-    by_problem = [e.per_problem(kind, k) for e in evaluations]
+    by_problem = list(_by_seed(evaluations, kind, k).values())
     pooled = _pool(by_problem)
     if not pooled:
         means = [e.mean(kind, k) for e in evaluations]
@@ -233,6 +233,25 @@ def estimate(
         per_seed = [fmean(rates[name] for name in pooled) for rates in by_problem]
         seeds = _over_seeds(per_seed, low=0.0, high=1.0).seeds
     return Estimate(fmean(rates), problems, seeds)
+
+
+def _by_seed(
+    evaluations: Sequence[Evaluation],
+    measure: Measure,
+    k: int | None = None,
+    beside: Sequence[Evaluation] = (),
+) -> dict[int, dict[str, float]]:
+    """Each seed's measure by problem, without ids under which these evaluations, and those
+    `beside`, hold different problems: rows of one number in two files, say."""
+    hashes: dict[str, set[str]] = {}
+    for evaluation in (*evaluations, *beside):
+        for name, content in evaluation.problems.items():
+            hashes.setdefault(name, set()).add(content)
+    unlike = {name for name, found in hashes.items() if len(found) > 1}
+    return {
+        e.seed: {n: v for n, v in e.per_problem(measure, k).items() if n not in unlike}
+        for e in evaluations
+    }
 
 
 def _pool(by_problem: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -260,7 +279,7 @@ def _over_seeds(
 def _differences(arms: Sequence[Arm], name: str) -> list[Difference]:
     judged = [arm for arm in arms if not arm.untrained and arm.last(name)]
     trained = [(arm.label, arm.last(name)) for arm in judged]
-    starts = [(START, start_evaluations(arms, name, arm)) for arm in judged]
+    starts = [(START, start_of(arm, arms, name)) for arm in judged]
     pairs = [(first, start, False) for first, start in zip(trained, starts, strict=True)]
     pairs += [(a, b, True) for a, b in itertools.combinations(trained, 2)]
     found = [difference(first, second, one_policy=not by_seed) for first, second, by_seed in pairs]
@@ -286,8 +305,8 @@ def difference(
         None where no problem was evaluated in both.
     """
     (label_1, evaluations_1), (label_2, evaluations_2) = first, second
-    rates_1 = {e.seed: e.per_problem(Measure.accuracy) for e in evaluations_1}
-    rates_2 = {e.seed: e.per_problem(Measure.accuracy) for e in evaluations_2}
+    rates_1 = _by_seed(evaluations_1, Measure.accuracy, beside=evaluations_2)
+    rates_2 = _by_seed(evaluations_2, Measure.accuracy, beside=evaluations_1)
     pooled_1, pooled_2 = _pool(list(rates_1.values())), _pool(list(rates_2.values()))
     common = [name for name in pooled_1 if name in pooled_2]
     if not common:
@@ -297,8 +316,8 @@ def difference(
         rates_2 = dict.fromkeys(rates_1, pooled_2)
     seeds = [seed for seed in rates_1 if seed in rates_2]
     by_seed = [fmean(rates_1[s][n] - rates_2[s][n] for n in common) for s in seeds]
-    greedy_1 = {e.seed: e.per_problem(Measure.greedy) for e in evaluations_1}
-    greedy_2 = {e.seed: e.per_problem(Measure.greedy) for e in evaluations_2}
+    greedy_1 = _by_seed(evaluations_1, Measure.greedy, beside=evaluations_2)
+    greedy_2 = _by_seed(evaluations_2, Measure.greedy, beside=evaluations_1)
     if one_policy and greedy_2:  # greedy is the same whatever the seed
         greedy_2 = dict.fromkeys(greedy_1, next(iter(greedy_2.values())))
     return Difference(

@@ -37,7 +37,7 @@ against=NAME asks a second reward and lists where the two differ. out=FOLDER kee
   zoo audit solutions.jsonl reward=verifier style=gsm8k out=audit"""
 
 FIELDS = {
-    "prompt": ("prompt", "question", "problem", "instruction", "input", "query", "prompts"),
+    "prompt": ("question", "problem", "prompt", "instruction", "input", "query", "prompts"),
     "completion": ("completion", "solution", "response", "output", "text", "pred"),
     "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
     "label": ("label", "is_correct", "correct", "expected"),

@@ -276,6 +276,15 @@ def _settings_of_the_process() -> Iterator[None]:
         except OSError:  # removed
             return None
 
+    def go_back(path: str) -> None:  # paths in settings are relative to it
+        try:
+            os.chdir(path)
+        except OSError as error:
+            raise ConfigError(
+                f"a reward left the working directory {path}, which is gone ({error.strerror}). "
+                "Relative paths of the settings begin there: let the reward keep it."
+            ) from error
+
     def precision() -> str | None:
         try:
             return torch.get_float32_matmul_precision()
@@ -296,7 +305,6 @@ def _settings_of_the_process() -> Iterator[None]:
             torch.clear_autocast_cache()
 
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-        (folder, os.chdir),  # paths in settings are relative to it
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_default_device, set_device),
@@ -311,6 +319,7 @@ def _settings_of_the_process() -> Iterator[None]:
             (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)),
             (partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)),
         ]
+    settings.append((folder, go_back))  # last: it may fail
     before = [get() for get, _ in settings]
     try:
         yield

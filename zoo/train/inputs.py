@@ -33,8 +33,8 @@ Record = dict[str, dict[str, str]]
 def record(config: RunConfig) -> Record:
     """Hashes of the local files that settings name, and of code that is not zoo's own.
 
-    Only what can change behind an unchanged configuration is here: `files` holds one entry for each
-    file ("data.path=mine: train.jsonl"), `code` one for each class and function of the user's
+    Only what can change behind an unchanged configuration is here: `files` holds one entry for
+    each file ("data.path: train.jsonl"), `code` one for each class and function of the user's
     ("reward.function=mine.score").
     Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
     """
@@ -94,20 +94,28 @@ def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:
     return {what: hashes for what, hashes in known["code"].items() if THEN in hashes}
 
 
-def unlike_siblings(run_dir: Path, config: RunConfig) -> str:
+def unlike_siblings(run_dir: Path, identity: str, new: Record) -> str:
     """What runs of other seeds beside `run_dir` were made of that this one is not; "" for nothing.
 
-    A sibling without a good record tells nothing, nor does one that would start anew.
+    A sibling of another configuration or without a good record tells nothing, nor does one that
+    would start anew.
+
+    Args:
+        identity: hash of the configuration.
+        new: the record of this run.
     """
-    new, told = record(config), []
+    told = []
     for sibling in sorted(run_dir.parent.glob("seed_*")):
         begun = (sibling / "summary.json").exists() or any(sibling.glob("checkpoints/step_*"))
-        with contextlib.suppress(ConfigError):
-            known = _known(sibling) if begun and sibling.name != run_dir.name else {}
+        if not begun or sibling.name == run_dir.name:
+            continue
+        with contextlib.suppress(ConfigError, OSError, ValueError, TypeError, KeyError):
+            if json.loads((sibling / "meta.json").read_bytes())["config_hash"] != identity:
+                continue
             told += [
                 f"{what} in {sibling.name} (hash {hashes} there, {new[kind][what]} here)"
-                for kind in known
-                for what, hashes in known[kind].items()
+                for kind, known in _known(sibling).items()
+                for what, hashes in known.items()
                 if new[kind].get(what, hashes) != hashes
             ]
     more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
@@ -252,10 +260,10 @@ def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
         path = Path(value).expanduser()
         # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
         if path.is_file() or "/" in value or key.endswith(FOLDER_KEYS):
-            for what, file in _files(f"{setting}={value}", path):
+            for what, file in _files(setting, path):
                 found[what] = _file_hash(file)
             if base := _adapted(path):
-                for what, file in _files(f"{setting}={value} → its base {base}", base):
+                for what, file in _files(f"{setting} → its base {base}", base):
                     found[what] = _file_hash(file)
     return found
 

@@ -209,8 +209,9 @@ def _train(
         if checkpoint is not None:
             changed = follow_code(folder, config)
         else:
-            unlike = unlike_siblings(folder, config)
-            write_text(folder / RECORD, json.dumps(record(config), indent=1))
+            made_of = record(config)
+            unlike = unlike_siblings(folder, identity, made_of)
+            write_text(folder / RECORD, json.dumps(made_of, indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
         for error in (folder / "error.txt", *folder.glob("error.rank*.txt")):
             remove(error)
@@ -245,8 +246,8 @@ def _train(
             told = [line["message"] for line in read_lines(folder / WARNINGS)] if changed else []
             for what, hashes in changed.items():  # mended after an error, say
                 message = (
-                    f"the code of {what} changed since this run began (hashes {hashes}): the steps "
-                    "before are of the old one"
+                    f"the code of {what} changed since this run began (hashes {hashes}): steps "
+                    "before may be of the older"
                 )
                 if message not in told:
                     recorder.warning("code_changed", message)
