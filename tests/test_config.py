@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import functools
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import textwrap
@@ -12,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+import zoo
 from zoo.algorithms.dpo import DPO
 from zoo.algorithms.grpo import GRPO
 from zoo.compose import GROUPS, compose, config_dir
@@ -24,14 +28,19 @@ from zoo.config import (
     EvaluateConfig,
     MeasureConfig,
     ModelConfig,
+    Resume,
     RunConfig,
     Schedule,
     TrainConfig,
+    Wandb,
 )
 from zoo.data.arithmetic import Arithmetic
+from zoo.data.mixture import Until, interleave
+from zoo.data.tokenize import Truncation, truncate_row
 from zoo.functional import Average
 from zoo.instantiate import (
     CLASS_GROUPS,
+    _hints,  # pyright: ignore[reportPrivateUsage]
     build,
     complete,
     config_hash,
@@ -42,6 +51,7 @@ from zoo.instantiate import (
     run_name,
     structured,
 )
+from zoo.rewards.shaping import Rule, keeps_format
 from zoo.rollout.torch_engine import TorchEngine
 
 CONF = config_dir()
@@ -214,6 +224,139 @@ def test_python_users_get_the_same_checks() -> None:
     config.train.steps = "many"  # pyright: ignore
     with pytest.raises(ConfigError, match=r"train\.steps must be a whole number, got 'many'"):
         complete(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("resume", "must", Resume.must),
+        ("seed", np.int64(3), 3),
+        ("seed", 1.0, 1),
+        ("experiment", 7, "7"),
+        ("name", 5, "5"),
+        ("output", Path("a/b"), "a/b"),
+        ("train", {"steps": 2}, TrainConfig(steps=2)),
+        ("train", {"lr": np.float32(0.5), "betas": [np.float64(0.5), 0]},
+         TrainConfig(lr=0.5, betas=[0.5, 0.0])),
+        ("measure", {"wandb": "disabled"}, MeasureConfig(wandb=Wandb.disabled)),
+    ],
+)  # fmt: skip
+def test_what_python_sets_becomes_the_type_of_the_setting(
+    key: str, value: Any, expected: Any
+) -> None:
+    base = structured(compose([]))
+    config = complete(dataclasses.replace(base, **{key: value}))
+    assert repr(getattr(config, key)) == repr(expected)
+    if isinstance(value, dict):  # as an instance of the group's class
+        made = type(expected)(**value)
+        assert complete(dataclasses.replace(base, **{key: made})) == config
+    assert structured(json.loads(json.dumps(resolved(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("resume", "sometimes", "one of auto, never, must, got 'sometimes'"),
+        ("seed", np.float64(3.5), "a whole number, got 3.5"),
+        ("seed", True, "a whole number, got true"),
+        ("seed", None, "a whole number, got null"),
+        ("seed", "1", "a whole number, got '1'"),
+        ("experiment", None, "a text, got null"),
+        ("output", None, "a text, got null"),
+        ("evaluate", None, "a EvaluateConfig, got null"),
+        ("train", TrainConfig, "a TrainConfig, got <class"),
+        ("train", EvaluateConfig(), "a TrainConfig, got EvaluateConfig("),
+        ("model", "gpt2", "a ModelConfig, got 'gpt2'"),
+    ],
+)
+def test_what_python_sets_wrongly_is_refused_by_name(key: str, value: Any, words: str) -> None:
+    config = dataclasses.replace(structured(compose([])), **{key: value})
+    for read_by in (complete, config_hash):
+        with pytest.raises(ConfigError) as refusal:
+            read_by(config)
+        assert str(refusal.value).startswith(f"{key} must be {words}")
+
+
+@pytest.mark.parametrize("number", [np.float64, np.float32, np.float16])
+def test_a_number_of_numpy_in_a_component_is_written_as_pythons(number: Any) -> None:
+    base = structured(compose([]))
+    ours, theirs = (
+        dataclasses.replace(base, algorithm=GRPO(clip_eps_high=value))
+        for value in (0.5, number(0.5))
+    )
+    written = OmegaConf.create(resolved(theirs))
+    assert type(written.algorithm.clip_eps_high) is float
+    assert structured(written) == complete(ours) and config_hash(theirs) == config_hash(ours)
+
+
+# ------------------------------------------------------------------------ choices given by name
+
+
+RESULTS = {"Finding", "JobResult", "Verdict"}  # zoo alone makes them, from members
+REQUIRED: dict[str, dict[str, Any]] = {  # what a class refuses to be made without
+    "JSONL": {"path": "rows.jsonl"},
+    "Hub": {"name": "owner/set"},
+    "Mixture": {"parts": {"sums": {"weight": 1, "data": Arithmetic()}}},
+    "Reader": {"columns": {}, "source": ""},
+}
+
+
+def choice_fields() -> list[Any]:
+    found = []
+    for module in pkgutil.walk_packages(zoo.__path__, "zoo."):
+        if module.name.endswith("__main__"):
+            continue
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            ours = isinstance(kind, type) and kind.__module__ == module.name
+            if not ours or not dataclasses.is_dataclass(kind) or name in RESULTS:
+                continue
+            hints = _hints(kind)
+            for item in dataclasses.fields(kind):
+                choice = hints[item.name]
+                if isinstance(choice, type) and issubclass(choice, enum.Enum):
+                    found.append((kind, item.name, choice))
+    return found
+
+
+def made(kind: Any, name: str, value: str) -> Any:
+    """An instance with this setting; the groups of a run are read when the run starts."""
+    if kind is RunConfig:
+        return complete(dataclasses.replace(structured(compose([])), **{name: value}))
+    if kind.__module__ == "zoo.config":
+        group = next(f.name for f in dataclasses.fields(RunConfig) if f.default_factory is kind)
+        return getattr(made(RunConfig, group, kind(**{name: value})), group)
+    return kind(**REQUIRED.get(kind.__name__, {}), **{name: value})
+
+
+def test_a_choice_given_by_name_is_its_member_in_every_class_of_settings() -> None:
+    found = choice_fields()
+    names = {kind.__name__ for kind, _, _ in found}
+    assert {"Format", "JSONL", "Mixture", "Patience", "PPO", "Needs", "RunConfig"} <= names
+    kind: Any
+    for kind, name, choice in found:
+        fields = {item.name: item.default for item in dataclasses.fields(kind)}
+        default = fields[name] if isinstance(fields[name], choice) else next(iter(choice))
+        assert getattr(made(kind, name, str(default.value)), name) is default, (kind, name)
+        with pytest.raises(ValueError, match=rf"{name} must be one of .*'nonsense'") as refusal:
+            made(kind, name, "nonsense")
+        assert all(str(each.value) in str(refusal.value) for each in choice), (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("function", "member", "expected"),
+    [
+        (lambda rule: keeps_format(r"\boxed{3}", rule), Rule.boxed, True),
+        (lambda until: interleave({"a": "x", "b": "pqr"}, {"a": 1, "b": 1}, until), Until.shortest,
+         ["x", "p"]),
+        (lambda how: truncate_row([1, 2], [3, 4], 3, how), Truncation.keep_start, ([1, 2], [3])),
+    ],
+)  # fmt: skip
+def test_a_function_takes_a_choice_by_name_or_refuses_it(
+    function: Any, member: Any, expected: Any
+) -> None:
+    assert function(member) == function(str(member)) == expected
+    with pytest.raises(ValueError, match=f"must be one of .*{member}.*'nonsense'"):
+        function("nonsense")
 
 
 # ------------------------------------------------------------------------ hash and folder

@@ -23,6 +23,7 @@ from zoo.algorithms.base import Algorithm, DataKind, checked_state, needs_of
 from zoo.allocator import keep_freed_memory
 from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, Schedule, TooLong, TrainConfig
 from zoo.data.fitting import (
+    MAX_ROW_TOKENS,
     SHARE,
     context_of,
     cut_groups,
@@ -30,12 +31,13 @@ from zoo.data.fitting import (
     distinct_groups,
     fitting,
     fitting_prompts,
+    more_room,
 )
 from zoo.data.left_out import heard
 from zoo.data.offered import check_offers, overlap, rows_of, sets_of
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group, groups_hash
-from zoo.data.table import missing_golds
+from zoo.data.table import missing_golds, unjudged, without_problems
 from zoo.data.tokenize import (
     Truncation,
     decode_completion,
@@ -86,7 +88,7 @@ from zoo.rollout.source import RolloutSource
 from zoo.train.gradients import Trainable
 from zoo.train.inputs import check_same_rows, record
 from zoo.train.optimizer import make_optimizer, offload_states
-from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
+from zoo.types import EvaluationSet, LabelledCompletion, PreferencePair, Prompt, Reward
 
 Task = Callable[[str, int | None], Any]  # a progress context that yields advance(n)
 
@@ -231,6 +233,29 @@ def check(config: RunConfig) -> None:
     trains_policy = "policy" in needs.trains
     sets = sets_of(data) if trains_policy else []
     check_best_metric(evaluate.best_metric, sets, evaluate.pass_k, trains_policy)
+    heldout = [one for one in sets if one.name == "heldout" and one.kind == "accuracy"]
+    if train.stop_at.metric is not None and not any(one.prompts for one in heldout):
+        raise ConfigError(
+            f"train.stop_at.metric={train.stop_at.metric}, but data {data_name} has no held-out "
+            "set of problems with a verifier, so no answer could reach the target. Leave "
+            "train.stop_at out (metric=null, value=0), or use data whose prompts have right "
+            f"answers and hold some out.{missing_golds(data)}"
+        )
+
+
+def check_judging(config: RunConfig) -> list[EvaluationSet]:
+    """What `zoo evaluate` needs of a configuration, before any weight loads; the data's sets.
+
+    Raises:
+        ConfigError: what cannot run, or data without anything to judge.
+    """
+    check_model_config(config.model)
+    check_offers(config.data)
+    _check_limit(config)
+    sets = sets_of(config.data)
+    if not any(one.prompts or one.texts for one in sets):
+        raise ConfigError(f"{without_problems(config.data, sets)} Nor has it texts to measure.")
+    return sets
 
 
 def _training_rows(config: RunConfig) -> list[Any]:
@@ -238,13 +263,18 @@ def _training_rows(config: RunConfig) -> list[Any]:
     data, kind = config.data, str(config.algorithm.needs.data)
     wanted = (kind, "pairs", "prompts") if kind in ("pairs", "rankings") else (kind, "prompts")
     offered = next((name for name in wanted if name in set(data.offers)), None)
+    _check_limit(config)
+    return [] if offered is None else rows_of(data, offered)
+
+
+def _check_limit(config: RunConfig) -> None:
+    data = config.data
     limit = config.rollout.max_new_tokens or getattr(data, "max_new_tokens", None)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ConfigError(
             f"data {type(data).__name__}: max_new_tokens must be a whole number of at least 1, got "
             f"{limit!r}: it is how much the model may write. Set rollout.max_new_tokens=256, say."
         )
-    return [] if offered is None else rows_of(data, offered)
 
 
 # What torchrun and accelerate set, and what accelerate reads
@@ -331,8 +361,9 @@ class Start:
         """The groups to train on, within the model's context; those cut or left out are noted."""
         limits = (context_of(self.policy.model), train.max_row_tokens)
         limit = min((limit for limit in limits if limit is not None), default=None)
+        limit_name = "the model's context" if limit == limits[0] else MAX_ROW_TOKENS
         if train.too_long is not TooLong.drop and limit is not None and groups:
-            kept, note = cut_groups(groups, limit, Truncation(train.too_long.value))
+            kept, note = cut_groups(groups, limit, Truncation(train.too_long.value), limit_name)
             self.notes += [("cut", note)] if note else []
         else:
             kept, note = fitting(
@@ -341,9 +372,9 @@ class Start:
                 name=lambda g: g.prompt.id,
                 context=limit,
                 what="training rows",
-                way_out="Cut them (train.too_long=keep_start, or keep_end), leave them out, or use "
-                "a model with a longer one.",
-                limit_name="the model's context" if limit == limits[0] else "train.max_row_tokens",
+                way_out="Cut them (train.too_long=keep_start, or keep_end), leave them out, or "
+                f"{more_room(limit_name)}.",
+                limit_name=limit_name,
             )
             self.notes += [("too_long", note)] if note else []
         kept, note = distinct_groups(kept)
@@ -481,6 +512,8 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     start.notes += without_effect(config)
     if "policy" in needs.trains and (told := overlap(_training_rows(config), sets_of(config.data))):
         start.notes.append(("overlap", told))
+    if "policy" in needs.trains and (told := unjudged(config.data)):
+        start.notes.append(("unjudged", told))
     policy: Policy | None = start.policy
     if "policy" in needs.trains:
         evaluator: Any = make_evaluator(config, start, again)
@@ -518,11 +551,9 @@ def _build(config: RunConfig, accelerator: Accelerator, task: Task) -> Run:
     )
 
 
-def _target_problems(config: RunConfig, start: Start) -> TokenizedSet | None:
+def _target_problems(config: RunConfig, start: Start) -> TokenizedSet:
     """The held-out problems of `train.stop_at`: those after the reported ones, if there are any."""
-    found = next((s for s in config.data.evaluation_sets() if s.name == "heldout"), None)
-    if found is None:
-        return None
+    found = next(s for s in config.data.evaluation_sets() if s.name == "heldout")
     apart = found.prompts[config.evaluate.problems :][: config.train.stop_at.problems]
     prompts = apart or found.prompts[: config.train.stop_at.problems]
     made = tokenized_sets(start.tokenizer, [replace(found, prompts=prompts)], len(prompts))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=Enum)
 
 
 class Schedule(StrEnum):
@@ -175,6 +177,35 @@ PEER_GONE = "another process ended first"  # begins what a run says whose peer i
 
 class ConfigError(ValueError):
     """A configuration that cannot run: what is wrong, the value, what to do."""
+
+
+def member(name: str, value: object, kind: type[E]) -> E:
+    """The member of an enumeration with this value.
+
+    A name that stayed a text would be none of the members that code compares with, and would
+    silently choose something else.
+
+    Raises:
+        ValueError: there is none; names `name`, the value and the choices.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(str(each.value) for each in kind)
+        raise ValueError(f"{name} must be one of {names}; got {value!r}.") from None
+
+
+def settle_choices(settings: Any, group: str) -> None:
+    """Make members of the choices that a dataclass was given by name (see `member`).
+
+    Raises:
+        ValueError: no member has that name.
+    """
+    for item in fields(settings):
+        if isinstance(item.default, Enum):
+            value = getattr(settings, item.name)
+            found = member(f"{group}.{item.name}", value, type(item.default))
+            object.__setattr__(settings, item.name, found)
 
 
 def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

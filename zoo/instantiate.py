@@ -207,10 +207,14 @@ def complete(config: RunConfig) -> RunConfig:
         name: None if getattr(config, name) is None else build(getattr(config, name), name)
         for name in CLASS_GROUPS
     }
-    values = {
-        name: convert(_fields(getattr(config, name)), type(getattr(config, name)), name)
-        for name in VALUE_GROUPS
-    }
+    values = {}
+    for name, parameter in _parameters(RunConfig).items():
+        if name in CLASS_GROUPS:
+            continue
+        value, kind = getattr(config, name), parameter.annotation
+        if name in VALUE_GROUPS and isinstance(value, kind):
+            value, kind = _fields(value), type(value)
+        values[name] = convert(value, kind, name, parameter.default)
     config = dataclasses.replace(config, **groups, **values)
     check(config)
     return config
@@ -447,6 +451,7 @@ class _Mismatch(Exception):
 
 
 def _convert(value: Any, annotation: Any, where: str) -> Any:
+    value = _native(value)
     origin = typing.get_origin(annotation)
     if annotation is Any or annotation is inspect.Parameter.empty:
         return value
@@ -519,6 +524,13 @@ def _convert_enum(value: Any, annotation: type[enum.Enum], where: str) -> enum.E
     )
 
 
+def _native(value: Any) -> Any:
+    """A number of numpy as Python's, which nothing is lost by; anything else as it is."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
 def _to_bool(value: Any, where: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -530,19 +542,27 @@ def _to_int(value: Any, where: str) -> int:
         return value
     if isinstance(value, float) and value.is_integer():  # 1e3 reads as a float
         return int(value)
-    raise _Mismatch("a whole number", value, where)
+    raise _Mismatch("a whole number", value, where, _if_text(value))
 
 
 def _to_float(value: Any, where: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    raise _Mismatch("a number", value, where)
+    raise _Mismatch("a number", value, where, _if_text(value))
+
+
+def _if_text(value: Any) -> str:
+    """What to do with a number in quotes, or from the environment."""
+    with contextlib.suppress(TypeError, ValueError):
+        float(value if isinstance(value, str) else "")
+        return " It is a text: leave out the quotes, or write ${oc.decode:${oc.env:NAME}}."
+    return ""
 
 
 def _to_str(value: Any, where: str) -> str:
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # name=3
+    if isinstance(value, int | Path) and not isinstance(value, bool):  # name=3
         return str(value)
     raise _Mismatch(
         "a text", value, where, "" if value is None else f""" Quote it: {where}="'{value}'"."""
@@ -818,11 +838,13 @@ def _check_evaluate_and_measure(config: RunConfig) -> None:
             _range("evaluate.samples", evaluate.samples, f"at most {MANY}", "evaluate.samples=4")
         )
     for k in evaluate.pass_k:
-        if k < 1 or k > evaluate.samples > 0:
+        if k < 1:
+            raise ConfigError(_range("evaluate.pass_k", k, "at least 1", "evaluate.pass_k=[1]"))
+        if k > evaluate.samples > 0:
             raise ConfigError(
                 f"evaluate.pass_k must hold numbers from 1 to evaluate.samples="
                 f"{evaluate.samples}, got {k}: pass@k needs k samples of a problem. Try "
-                f"evaluate.samples={max(k, 1)} or evaluate.pass_k=[1]."
+                f"evaluate.samples={k} or evaluate.pass_k=[1]."
             )
     if "/" not in evaluate.best_metric:
         raise ConfigError(
@@ -905,6 +927,7 @@ def _show(value: Any, as_override: bool = False) -> str:
     if as_override and isinstance(value, list):
         return "[" + ",".join(_show(item, True) for item in value) + "]"
     text = str(value) if as_override else repr(value)
+    text = text if isinstance(value, str) else " ".join(text.split())  # a module's has lines
     return text if len(text) <= 80 else text[:77] + "…"
 
 
@@ -923,6 +946,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _plain_value(value: Any, states: bool = False) -> Any:
     """`states` adds hashes of what no setting could tell: closures, and attributes of objects."""
+    value = _native(value)
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, bool | int | float | str):

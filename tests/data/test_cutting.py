@@ -17,7 +17,7 @@ from zoo.algorithms.dpo import DPO
 from zoo.algorithms.sft import SFT
 from zoo.compose import compose
 from zoo.config import ConfigError
-from zoo.data.fitting import cut_group, cut_groups, cut_texts, distinct_groups
+from zoo.data.fitting import cut_group, cut_groups, cut_texts, distinct_groups, fitting_prompts
 from zoo.data.left_out import LeftOut
 from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenize import Truncation
@@ -104,8 +104,27 @@ def test_B63_rows_without_completion_are_dropped_and_counted() -> None:
     assert [g.completions for g in kept] == [((11, 12),), ((11,),)]
     assert told.startswith("1 of 3 training rows were cut to 8 tokens (keep_start), and 1 left out")
     assert cut_groups([group(1, 1)], 8, START)[1] == ""
-    with pytest.raises(ConfigError, match=r"0 of 2 .* and 2 left out.*Raise train.max_row_tokens"):
-        cut_groups([group(8, 6)] * 2, 8, START)
+    for odd, how, alone, other in (
+        (group(8, 6), START, "prompt", "keep_end"),
+        (group(1, 9, 8), END, "completion", "keep_start"),  # no prompt would be left of a pair
+    ):
+        fills = rf"0 of 5 .*, and 5 left out, where a {alone} alone fills "
+        named = r"=8 \(p, p, p, p and 1 more\)"
+        way_out = rf"raise it, or use train.too_long={other}\.$"
+        with pytest.raises(ConfigError, match=f"{fills}train.max_row_tokens{named}: {way_out}"):
+            cut_groups([odd] * 5, 8, how)
+        assert len(cut_groups([odd], 8, END if how is START else START)[0]) == 1
+        with pytest.raises(ConfigError, match=f"{fills}the model's context{named}: use a model"):
+            cut_groups([odd] * 5, 8, how, "the model's context")
+
+
+def test_prompts_that_alone_fill_the_context_are_not_to_be_shortened_by_what_comes_after() -> None:
+    prompts = [Prompt("p", token_ids=(1,) * 8)]
+    with pytest.raises(ConfigError, match=r"p \(12\)\. Set rollout.max_new_tokens to at most 2 "):
+        fitting_prompts(prompts, 4, 10, "training prompts")
+    larger = r"Prompts alone fill it: use a model .*model\.architecture\.max_position_embeddings"
+    with pytest.raises(ConfigError, match=larger):
+        fitting_prompts(prompts, 4, 8, "training prompts")
 
 
 A, B, AB = (1, 9), (2, 9), (1, 2, 9)

@@ -21,12 +21,16 @@ from tests.e2e.small import SMALL, folder_of, run_small
 from tests.models.tiny import ragged_batch
 from zoo.algorithms.grpo import GRPO
 from zoo.algorithms.ppo import PPO
+from zoo.build import check
 from zoo.cli import MAX_ERROR_LINES, main
-from zoo.config import ConfigError
+from zoo.compose import compose
+from zoo.config import ConfigError, StopAt
+from zoo.instantiate import complete, structured
 from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
 from zoo.rollout.rows import NumbersError
 from zoo.train.bad_batch import describe_rows
+from zoo.train.run import run
 from zoo.train.session import Session, TrainingError
 from zoo.types import RewardOutput
 
@@ -412,6 +416,52 @@ def test_a_verifier_that_scores_nothing_stops_no_run_at_its_target(
     # 6 problems, greedy; then 2 samples each as well; then those of 4 problems
     for message, count in zip(told, (6, 6, 18, 12), strict=True):
         assert f"could not score {count} of {count} answers" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "more", "why"),
+    [
+        ("prompts", {"test_list": ["assert 1"]}, ["reward=unit_tests"], "no column answer, but"),
+        ("prompts", {"answer": "1"}, ["data.heldout=0"], "hold some out."),
+        ("pairs", {"chosen": "a", "rejected": "b"}, ["algorithm=dpo"], "hold some out."),
+    ],
+)
+def test_a_target_that_nothing_can_reach_is_refused(
+    tmp_path: Path, kind: str, row: dict[str, Any], more: list[str], why: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}?", **row}) + "\n" for i in range(40)))
+    data = ["data=jsonl", f"data.path={file}", f"data.kind={kind}"]
+    stop = ["train.stop_at.metric=heldout/greedy", "train.stop_at.value=0.5"]
+    config = structured(compose([*data, *more, *stop]))
+    with pytest.raises(ConfigError, match="heldout/greedy, but data JSONL has no held-out") as told:
+        check(complete(config))
+    assert why in str(told.value)
+    config.train.stop_at = StopAt()
+    check(complete(config))
+
+
+def test_held_out_prompts_that_nothing_judges_are_told_of(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "hint": "x"} for i in range(40)]
+    for name in ("rows", "apart"):
+        text = "".join(json.dumps({**row, "prompt": name + row["prompt"]}) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    small = [one for one in SMALL if not one.startswith("data.")]
+    data = ["data=jsonl", f"data.path={tmp_path}/rows.jsonl", "algorithm=grpo", "train.steps=1"]
+    for more, told in (
+        ("data.heldout=0.5", "data.heldout=0 trains on them."),
+        (f"data.heldout_path={tmp_path}/apart.jsonl", "Leave data.heldout_path out."),
+        ("data.heldout=0", ""),
+    ):
+        output = tmp_path / f"out{len(told)}"
+        config = structured(compose([*small, *data, *QUICK, more, f"output={output}"]))
+        run(config)
+        found = [w["message"] for w in lines(output, "warnings.jsonl") if w["kind"] == "unjudged"]
+        held = len(complete(config).data._split()[1])
+        assert [m.startswith(f"{held} held-out prompts are judged by nothing") for m in found] == (
+            [True] if told else []
+        )
+        assert all(m.endswith(told) for m in found) and bool(held) == bool(told)
 
 
 def test_only_the_rows_that_hang_abstain(tmp_path: Path) -> None:

@@ -193,6 +193,59 @@ def test_finished_run_is_returned_and_its_folder_refuses_another_configuration(
         run_small(tmp_path, "algorithm=grpo", "name=mine", "algorithm.clip_eps=0.1")
 
 
+def test_a_run_refused_before_its_first_step_gives_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.config import ConfigError
+    from zoo.train.lock import FolderLock
+
+    blank = "model.chat_template='{% for m in messages %}{{ m.contnt }}{% endfor %}'"
+    chat = ["algorithm=grpo", "name=mine", "data=puzzles", "data.n_problems=40", "data.n_heldout=6"]
+    small = [one for one in SMALL if not one.startswith("data.")]
+    monkeypatch.setattr("tests.e2e.small.SMALL", [*small, "train.steps=1"])
+    with pytest.raises(ConfigError, match=r"no tokens: .*\n?.*Set model\.chat_template to one"):
+        run_small(tmp_path, *chat, blank)
+    folder = folder_of(tmp_path)
+    refused = json.loads((folder / "meta.json").read_text())["config_hash"]
+    lock = FolderLock(folder)
+    lock.acquire()  # alive, and before its first step
+    with pytest.raises(ConfigError, match="another process is running"):
+        run_small(tmp_path, *chat)
+    lock.release()
+
+    take = FolderLock.acquire
+
+    def late(self: FolderLock) -> None:  # the other did a step, and ended, before the lock is ours
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        take(self)
+
+    (folder / "error.txt").unlink()
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="another configuration"):
+        patch.setattr(FolderLock, "acquire", late)
+        run_small(tmp_path, *chat)
+    assert not (folder / "error.txt").exists()
+    (folder / "metrics.jsonl").write_text("")
+    assert run_small(tmp_path, *chat, "resume=never")["steps"] == 1
+    assert json.loads((folder / "meta.json").read_text())["config_hash"] != refused
+    assert "chat_template: null" in (folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints/step_1/x", "best/a.safetensors"],
+)
+def test_whatever_a_run_made_keeps_its_name(tmp_path: Path, left: str) -> None:
+    from zoo.config import ConfigError, RunConfig
+    from zoo.train.run import finished
+
+    (tmp_path / "meta.json").write_text('{"config_hash": "other"}')
+    assert finished(tmp_path, "mine", RunConfig()) is None
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / left).write_text("{}")
+    with pytest.raises(ConfigError, match="another configuration"):
+        finished(tmp_path, "mine", RunConfig())
+
+
 def test_resume_must_refuses_to_start_anew(tmp_path: Path) -> None:
     from zoo.config import ConfigError
 

@@ -127,6 +127,8 @@ def test_no_signal_is_lost_where_another_process_has_less(name: str, outputs: Pa
     assert one["empty_batch"] == two["empty_batch"] == 0
     for key in {"loss/policy", "entropy", "margin", "kl_ref", "ratio"} & one.keys():
         assert one[key] == pytest.approx(two[key], rel=1e-5, abs=1e-6), key
+    # of all that was sampled, not of the rows that a process happens to read
+    assert one["entropy/sampled"] == pytest.approx(two["entropy/sampled"], rel=1e-6)
     if name == "dapo":  # the other process was filled up with three groups, and reads one of them
         assert (one["skipped/groups"], two["skipped/groups"]) == (0, pytest.approx(2 / 6))
 

@@ -12,6 +12,7 @@ from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
 from zoo.cli import main
 from zoo.compose import option_of
+from zoo.evaluate.cli import print_scores
 
 QUICK = ["evaluate.samples=1", "evaluate.pass_k=[1]", "rollout.max_new_tokens=4"]
 FEW = ["data.n_heldout=4", "data.n_independent=4", "data.n_texts=4"]
@@ -69,6 +70,56 @@ def test_a_run_that_trained_a_reward_model_is_told_of(
     assert main(["evaluate", f"model={tmp_path}"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "trained a reward model" in told and f"reward.path={tmp_path}/reward_model" in told
+
+
+def test_what_cannot_be_judged_is_told_whatever_algorithm_and_reward_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = [one for one in SMALL if one.startswith("model")]
+    for kind, row, more, told in (
+        (
+            "prompts",
+            {"tests": "t"},
+            [],
+            "has no verifier of its own, so there is no right or wrong",
+        ),
+        ("prompts", {"answer": "1"}, ["data.heldout=0"], "holds out no prompts."),
+        ("prompts", {"answer": "1"}, ["data.heldout=0.5", "evaluate.problems=1"], ""),
+        ("pairs", {"chosen": "a", "rejected": "b"}, [], "offers pairs and no prompts whose"),
+    ):
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(json.dumps({"prompt": f"{i}?", **row}) + "\n" for i in range(40)))
+        words = [*small, "data=jsonl", f"data.path={file}", f"data.kind={kind}", *QUICK, *more]
+        assert main(["evaluate", *words]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "guard" in out and ("no problem can be judged" in out) == bool(told)
+        assert f"data JSONL {told}" in out if told else "heldout" in out
+        assert "grpo" not in out and "reward" not in out
+    with monkeypatch.context() as patch:  # nothing at all
+        patch.setattr("zoo.data.jsonl.JSONL.evaluation_sets", lambda self: [])
+        assert main(["evaluate", *words]) == 2
+    assert "Nor has it texts to measure." in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("right", "low", "high"),
+    # n = 4, z² = 3.8415: at 0 right the bounds are 0 and z²/(n + z²) = 0.490; at 4 the mirror image
+    [(0, "0.0%", "49.0%"), (1, "51.0%", "100.0%")],
+)
+def test_all_or_none_right_at_T_1_leaves_doubt(
+    right: int,
+    low: str,
+    high: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    outcomes = {"outcomes": [[right] * 2] * 4, "greedy_outcomes": [right] * 4}
+    rest = {"pass@k": {}, "length": None, "truncated": None, "problem_ids": list("abcd")}
+    scores = {"accuracy": float(right), "greedy": float(right), "n_problems": 4}
+    print_scores([{"set": "heldout", "kind": "accuracy", **outcomes, **rest, **scores}])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(f"{right:.1%} [{low}, {high}]") == 2
 
 
 def test_the_nearest_option_is_named() -> None:

@@ -200,6 +200,12 @@ def test_an_absent_hub_is_asked_for_nothing(factory: Any, monkeypatch: pytest.Mo
     assert asked == [] and not hub_constants.HF_HUB_OFFLINE
 
 
+def test_a_reason_that_ends_with_a_full_stop_gets_no_second_one() -> None:
+    odd = ModelConfig(architecture={**ARCHITECTURE, "num_attention_heads": 5}, tokenizer="x")
+    with pytest.raises(ConfigError, match=r"no language model: .*\(5\)\. See its settings"):
+        load_model(odd, 0)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -208,7 +208,7 @@ def test_what_changed_between_runs_is_named(
 def test_runs_that_were_judged_on_other_problems_are_named(tmp_path: Path):
     def judged(name: str, content: str, guard_content: str) -> Path:
         lines = [
-            evaluation(20, [[1], [1]], [1, 1], problem_hashes=["0", content]),
+            evaluation(20, [[1], [1]], [1, 1], problem_hashes=["0", content], prompts_hash=content),
             evaluation(20, [[1], [1]], [1, 1], name="independent", problem_hashes=["0", content]),
             {**guard(20, 3.0), "content_hash": guard_content},
         ]
@@ -221,6 +221,23 @@ def test_runs_that_were_judged_on_other_problems_are_named(tmp_path: Path):
         "compare; differences are over the problems that both had.",
         "The runs were not judged on the same guard (a; b | c): their rows do not compare; "
         "differences are over the problems that both had.",
+    ]
+
+
+@pytest.mark.parametrize("key", ["max_new_tokens", "prompts_hash"])
+def test_runs_that_were_judged_in_another_way_are_named(key: str, tmp_path: Path):
+    def judged(name: str, **changes: Any) -> Path:
+        same = {"problem_hashes": ["0", "1"], "prompts_hash": "x", "max_new_tokens": 8}
+        return run(
+            tmp_path, name, evaluations=[evaluation(20, [[1], [1]], [1, 1], **same | changes)]
+        )
+
+    a, b, c = judged("a"), judged("b"), judged("c", **{key: 9})
+    older = judged("d", prompts_hash=None, max_new_tokens=7)
+    assert found(a, b, older) == []
+    assert found(a, b, c) == [
+        "heldout reached the runs in other tokens (a template or tokenizer) or under another "
+        "rollout.max_new_tokens (a; b | c): that alone moves scores."
     ]
 
 

@@ -258,6 +258,17 @@ def test_runs_are_found_at_any_depth_but_not_inside_runs(tmp_path: Path):
     assert find_runs(first) == [first]
 
 
+def test_a_file_of_somebody_elses_and_links_hide_no_run(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("lr: 3")  # of the project around
+    run = write_run(tmp_path / "scratch", "grpo")
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    (outputs / "there").symlink_to(tmp_path / "scratch")
+    (outputs / "again").symlink_to(outputs)
+    assert find_runs(outputs) == [outputs / "there" / run.relative_to(tmp_path / "scratch")]
+    assert find_runs(tmp_path) == [run]  # once, by its own path
+
+
 def test_of_a_repeated_evaluation_the_later_counts(tmp_path: Path):
     lines = [evaluation(2, [[1], [0]], [1, 0]), evaluation(2, [[1], [1]], [1, 1])]
     run = read_run(write_run(tmp_path, "grpo", evaluations=lines))

@@ -181,6 +181,13 @@ def test_seeds_that_only_one_arm_has_do_not_enter_the_interval_over_seeds():
     assert found.n_seeds == 1 and found.over_seeds is None and len(found.mcnemar) == 1
 
 
+def test_arms_without_a_seed_in_common_are_not_said_to_have_one():
+    first = evaluations(([[1]] * 9, [1] * 9))
+    second = evaluations(([[0]] * 9, [0] * 9), ([[0]] * 9, [0] * 9))[1:]  # seed 1
+    found = difference(("a", first), ("b", second))
+    assert found is not None and found.verdict == "better (no seed in common)"
+
+
 def test_only_problems_in_common_are_compared():
     first = evaluations(([[1], [1], [1]], [1, 1, 1]))
     second = evaluations(([[0], [0], [0]], [0, 0, 0]))
@@ -231,8 +238,52 @@ def test_each_arm_is_compared_with_its_start_on_its_own_problems(
         ("easy", "start", 0.0),
         ("hard", "start", 0.0),
     ]
-    (start,) = [row for row in comparison.rows if row.label == "start"]
-    assert start.estimates["heldout/accuracy"].value is None  # there is no one score of it
+    start = [row.estimates["heldout/accuracy"].value for row in comparison.rows][:-2]
+    assert start == ([None] if len({*starts}) == 1 else [])  # no one score, or no one start
+
+
+@pytest.mark.parametrize("key", ["max_new_tokens", "prompts_hash"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_arm_is_compared_with_its_start_as_it_was_judged_itself(
+    order: int, key: str, tmp_path: Path
+):
+    """One start, judged within one token (all wrong) and within eight (all right)."""
+    ends = {"one": (1, 0, 0), "long": (8, 1, 0)}
+    folders = []
+    for name, (limit, before, after) in [*ends.items()][::order]:
+        lines = [
+            evaluation(step, [[right]] * 4, [right] * 4, prompts_hash="x") | {key: limit}
+            for step, right in ((0, before), (2, after))
+        ]
+        folders.append(write_run(tmp_path, name, evaluations=lines))
+    comparison = compare(arms_of(read_runs(folders)))
+    found = {(d.first, d.second): d.value for d in comparison.differences}
+    assert found["one", "start"] == 0.0 and found["long", "start"] == -1.0
+    rows = {row.label: row.estimates["heldout/accuracy"].value for row in comparison.rows}
+    assert rows == {"start": None, "one": 0.0, "long": 0.0}
+
+
+def test_where_there_are_two_starts_each_untrained_arm_has_its_row(tmp_path: Path):
+    folders = []
+    for start, right in (("a", 1), ("b", 0)):
+        lines = [evaluation(0, [[right]] * 4, [right] * 4)]
+        folders.append(
+            write_run(tmp_path, f"none_{start}", steps=0, evaluations=lines, start_hash=start)
+        )
+        lines += [evaluation(2, [[1]] * 4, [1] * 4)]
+        folders.append(write_run(tmp_path, f"grpo_{start}", evaluations=lines, start_hash=start))
+    comparison = compare(arms_of(read_runs(folders)))
+    rows = {row.label: row.estimates["heldout/accuracy"].value for row in comparison.rows}
+    assert rows == {"none_a": 1.0, "grpo_a": 1.0, "none_b": 0.0, "grpo_b": 1.0}
+    found = {(d.first, d.second): d.value for d in comparison.differences}
+    assert found["grpo_a", "start"] == 0.0 and found["grpo_b", "start"] == 1.0
+
+
+def test_an_arm_that_is_named_start_is_not_taken_for_it(tmp_path: Path):
+    lines = [evaluation(0, [[0]] * 4, [0] * 4), evaluation(2, [[1]] * 4, [1] * 4)]
+    comparison = compare(arms_of(read_runs([write_run(tmp_path, "start", evaluations=lines)])))
+    assert [row.label for row in comparison.rows] == ["start", "start (trained)"]
+    assert [(d.first, d.second) for d in comparison.differences] == [("start (trained)", "start")]
 
 
 def test_arms_of_two_starts_are_compared_each_with_its_own(tmp_path: Path):

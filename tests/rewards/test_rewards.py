@@ -16,6 +16,7 @@ import torch
 from zoo.config import ConfigError, OnError
 from zoo.rewards.check import RESERVED, RewardError, check_output, check_scores
 from zoo.rewards.composite import Weighted
+from zoo.rewards.constraints import Constraints
 from zoo.rewards.function import Function
 from zoo.rewards.random_reward import Random
 from zoo.rewards.score import FAILED, Patience, failures, fingerprint, load, module_of, name_of
@@ -468,6 +469,14 @@ def picky(prompts, completions):
 def test_function_that_raises_names_the_row_and_its_text():
     with pytest.raises(RewardError, match=r"picky raised KeyError: 'c' at row 2.*'ccc'.*on_error"):
         call(picky)
+
+
+def test_a_sentence_of_the_error_stands_after_the_row():
+    told = (
+        r"reward constraints at row 0 .*, raised ValueError: .*choose another reward\. Correct it"
+    )
+    with pytest.raises(RewardError, match=told):
+        ask(Constraints(), [prompt(name="p0")], [completion("a")], name="constraints")
 
 
 def test_function_that_raises_may_abstain_for_that_row_alone():

@@ -343,6 +343,7 @@ def test_tokens_are_counted_once_for_prompts_and_for_each_sample() -> None:
     assert sampled.completions == 8
     means = sampled.pool.means()
     assert means["length/mean"] == 2.5 and means["truncated"] == 0.5
+    assert means["entropy/sampled"] == 0.5  # −log π of each token, dead groups and all
 
 
 def test_B91_dead_groups_are_counted_from_the_rewards_per_group() -> None:

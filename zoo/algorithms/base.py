@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from zoo.batch import Batch
-from zoo.config import ConfigError
+from zoo.config import ConfigError, member, settle_choices
 from zoo.distributed import gathered
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ class Needs:
     silent_without_advantage: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "data", DataKind(self.data))
-        except ValueError:
-            raise ValueError(
-                f"needs.data must be one of {', '.join(DataKind)}, got {self.data!r}."
-            ) from None
+        object.__setattr__(self, "data", member("needs.data", self.data, DataKind))
         roles = ("policy", "critic", "reward_model", "reference")
         named = isinstance(self.trains, tuple) and all(role in roles for role in self.trains)
         if not named or not self.trains:
@@ -199,32 +194,18 @@ class Algorithm:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        settle_choices(self, "algorithm")
         for item in fields(self):
-            self._check_value(item.name, item.default)
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                key = f"algorithm.{item.name}"
+                raise ValueError(f"{key} must be finite, got {value}. Leave it out.")
         for key in ("epochs", "minibatches"):
             if getattr(self, key) < 1:
                 raise ValueError(
                     f"algorithm.{key} must be at least 1, got {getattr(self, key)}: "
                     f"every batch is used at least once. Try algorithm.{key}=1."
                 )
-
-    def _check_value(self, name: str, default: object) -> None:
-        """Numbers are finite; a choice given by name becomes its member, and no other name passes.
-
-        A name that stayed a text would be none of the members that `losses` looks for, and the
-        loss would silently be another one.
-        """
-        value = getattr(self, name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"algorithm.{name} must be finite, got {value}. Leave it out.")
-        if isinstance(default, Enum) and not isinstance(value, type(default)):
-            try:
-                object.__setattr__(self, name, type(default)(value))
-            except ValueError:
-                names = ", ".join(str(member.value) for member in type(default))
-                raise ValueError(
-                    f"algorithm.{name} must be one of {names}; got {value!r}."
-                ) from None
 
     @property
     def needs(self) -> Needs:

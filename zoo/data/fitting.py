@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, member
 from zoo.data.left_out import LeftOut
 from zoo.data.source import Group
 from zoo.data.tokenize import Truncation, truncate_row
@@ -16,6 +16,7 @@ from zoo.types import Prompt
 T = TypeVar("T")
 SHARE = 0.01  # of the rows that may be left out for their length
 NAMED = 4
+MAX_ROW_TOKENS = "train.max_row_tokens"
 
 
 def context_of(model: Any) -> int | None:
@@ -81,15 +82,20 @@ def fitting_prompts(
     """`fitting` for prompts with `max_new_tokens` after them."""
     longest = max((len(p.token_ids) for p in prompts), default=0)
     room = (context or 0) - longest
-    lower = f"Set rollout.max_new_tokens to at most {room} (now {max_new_tokens})"
-    first = lower if room > 0 else "Leave the longest out"
+    way_out = (
+        f"Set rollout.max_new_tokens to at most {room} (now {max_new_tokens}), or use a model with "
+        "a longer one."
+        if room > 0
+        else "Prompts alone fill it: use a model with a longer one (from scratch, raise "
+        "model.architecture.max_position_embeddings), or data without them."
+    )
     return fitting(
         prompts,
         tokens=lambda prompt: len(prompt.token_ids) + max_new_tokens,
         name=lambda prompt: prompt.id,
         context=context,
         what=what,
-        way_out=f"{first}, or use a model with a longer one.",
+        way_out=way_out,
         share=share,
     )
 
@@ -112,26 +118,45 @@ def cut_texts(
 
 
 def cut_groups(
-    groups: Sequence[Group], max_length: int, how: Truncation
+    groups: Sequence[Group],
+    max_length: int,
+    how: Truncation | str,
+    limit_name: str = MAX_ROW_TOKENS,
 ) -> tuple[list[Group], str]:
     """The groups with rows of at most `max_length` tokens, and a sentence about them ("" for none).
 
     The rows of a group go on sharing one prompt: keep_end takes as much of it as the longest
-    completion leaves room for. A group with a row of which nothing would be left to train is left
-    out whole: half a pair says nothing.
+    completion leaves room for. A group with a row of which nothing would be left to train, or
+    nothing of the prompt, is left out whole: half a pair says nothing.
 
+    Args:
+        limit_name: what `max_length` is, in messages.
     Raises:
         ConfigError: none is left.
     """
     found = [cut_group(group, max_length, how) for group in groups]
     kept = [group for group in found if group is not None]
     cut = sum(new is not None and new is not old for old, new in zip(groups, found, strict=True))
-    dropped = len(groups) - len(kept)
+    dropped = [old.prompt.id for old, new in zip(groups, found, strict=True) if new is None]
     told = f"{cut} of {len(groups)} training rows were cut to {max_length} tokens ({how})"
-    told += f", and {dropped} left out, with no completion token left to train"
+    if dropped:
+        # What `cut_group` leaves out has one reason for each end.
+        start = how == Truncation.keep_start
+        alone, other = ("prompt", "keep_end") if start else ("completion", "keep_start")
+        named = ", ".join(dropped[:NAMED])
+        more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
+        told += (
+            f", and {len(dropped)} left out, where a {alone} alone fills {limit_name}={max_length} "
+            f"({named}{more}): {more_room(limit_name)}, or use train.too_long={other}"
+        )
     if not kept:
-        raise ConfigError(f"{told}. Raise train.max_row_tokens, or use shorter prompts.")
+        raise ConfigError(f"{told}.")
     return kept, f"{told}." if cut or dropped else ""
+
+
+def more_room(limit_name: str) -> str:
+    """What to do where a limit of that name is too low."""
+    return "raise it" if limit_name == MAX_ROW_TOKENS else "use a model with a longer one"
 
 
 def distinct_groups(groups: Sequence[Group]) -> tuple[list[Group], str]:
@@ -179,8 +204,9 @@ def _same(group: Group) -> bool:
     return any(ranks.setdefault(group.completions[i], order[i]) != order[i] for i in _there(group))
 
 
-def cut_group(group: Group, max_length: int, how: Truncation) -> Group | None:
+def cut_group(group: Group, max_length: int, how: Truncation | str) -> Group | None:
     """One group, cut (the same object where all of it fits); None: nothing to train is left."""
+    how = member("how", how, Truncation)
     prompt = group.prompt.token_ids
     longest = max(group.completions, key=len)
     if len(prompt) + len(longest) <= max_length:

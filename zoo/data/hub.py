@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, settle_choices
 from zoo.data.left_out import remembered
 from zoo.data.rows import Kind, Malformed, Reader, Row, rows_of, without_overlap
 from zoo.data.table import (
@@ -55,6 +55,7 @@ class Hub(Table):
     max_new_tokens: int = 256  # a limit of new tokens that fits the answers
 
     def __post_init__(self) -> None:
+        settle_choices(self, "data")
         if not self.name:
             raise ValueError("data.name is not set: name a data set. Try data.name=openai/gsm8k.")
         check_heldout("heldout_split", self.heldout_split, self.kind)

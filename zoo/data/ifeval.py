@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, settle_choices
 from zoo.data.gsm8k import check_counts, rows_of
 from zoo.data.left_out import remembered
 from zoo.data.plain_texts import PLAIN_TEXTS
@@ -42,6 +42,7 @@ class IFEval:
     max_new_tokens: int = 512  # a limit of new tokens that fits most of the answers
 
     def __post_init__(self) -> None:
+        settle_choices(self, "data")
         check_counts(self, ("n_problems", "n_heldout"))
         if not 0.0 < self.heldout < 1.0:
             raise ValueError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zoo.config import settle_choices
 from zoo.data.left_out import remembered
 from zoo.data.rows import Kind, Malformed, Reader, expanded, read_jsonl, without_overlap
 from zoo.data.table import (
@@ -56,6 +57,7 @@ class JSONL(Table):
     max_new_tokens: int = 256  # a limit of new tokens that fits the answers
 
     def __post_init__(self) -> None:
+        settle_choices(self, "data")
         if not self.path:
             raise ValueError(
                 "data.path is not set: name a JSON-lines or parquet file. Try data.path=my.jsonl."

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, member, settle_choices
 from zoo.data.left_out import LeftOut, remembered
 from zoo.data.rows import content_of, without_duplicates, without_overlap
 from zoo.data.table import missing_golds, repr_of
@@ -131,6 +131,7 @@ class Mixture:
     data_seed: int = 0  # of the choice and order of each part's prompts; not the run's seed
 
     def __post_init__(self) -> None:
+        settle_choices(self, "data")
         if not self.parts:
             raise ValueError(
                 "data.parts is empty: there would be nothing to mix. Name at least one part, as in "
@@ -292,7 +293,7 @@ class Mixture:
 
 
 def interleave(
-    items: Mapping[str, Sequence[T]], weights: Mapping[str, float], until: Until
+    items: Mapping[str, Sequence[T]], weights: Mapping[str, float], until: Until | str
 ) -> list[T]:
     """The lists woven into one, so that every beginning of it has the shares as nearly as can be.
 
@@ -305,7 +306,10 @@ def interleave(
     Args:
         items: one list a name; empty ones are passed over from the start.
         weights: above 0, by the same names.
+    Raises:
+        ValueError: an unknown `until`.
     """
+    until = member("until", until, Until)
     left = {name: len(own) for name, own in items.items() if own}
     taken = dict.fromkeys(left, 0)
     woven: list[T] = []

@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, member
 from zoo.data.left_out import LeftOut
 from zoo.rewards.math import STYLES
 from zoo.types import Example, LabelledCompletion, PreferencePair, Prompt
@@ -401,6 +401,9 @@ class Reader:
     style: str = "math"
     instruction: str = ""
     chat: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", member("kind", self.kind, Kind))
 
     def convert(self, rows: Iterable[Row], malformed: Malformed) -> list[Any]:
         """One object a usable row; the others go to `malformed`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from zoo.config import ConfigError
@@ -108,6 +109,37 @@ def missing_golds(data: Any) -> str:
     return (
         f" Its prompts have no column answer, but {', '.join(others)}. If one of them holds the "
         f"right answers, set data.columns.answer={near}."
+    )
+
+
+def without_problems(data: Any, sets: Sequence[EvaluationSet]) -> str:
+    """Why no answer to a problem of the data can be judged; or ""."""
+    if any(item.kind == "accuracy" and item.prompts for item in sets):
+        return ""
+    told = f"no problem can be judged: data {type(data).__name__}"
+    if "prompts" not in data.offers:
+        return (
+            f"{told} offers {', '.join(sorted(data.offers))} and no prompts whose answers are "
+            "right or wrong."
+        )
+    if data.verifier() is None:
+        told += " has no verifier of its own, so there is no right or wrong to count."
+        return f"{told}{missing_golds(data)}"
+    return f"{told} holds out no prompts."
+
+
+def unjudged(data: Any) -> str:
+    """What to say of held-out prompts that nothing judges; or ""."""
+    if not isinstance(data, Table) or data.kind is not Kind.prompts:
+        return ""
+    heldout = data._split()[1]
+    if not heldout or has_golds(heldout):
+        return ""
+    own = [key for key in ("heldout_path", "heldout_split") if getattr(data, key, None)]
+    way_out = f"Leave data.{own[0]} out." if own else "data.heldout=0 trains on them."
+    return (
+        f"{len(heldout)} held-out prompts are judged by nothing: data {type(data).__name__} has no "
+        f"verifier of its own, and a reward judges training alone. {way_out}"
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, member
 from zoo.types import Prompt
 
 Row = tuple[list[int], list[int]]  # ids of the prompt, ids of the completion
@@ -43,7 +43,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
     A raw text gets what the tokenizer puts in front of texts (one BOS at most).
 
     Raises:
-        ValueError: nothing to read (no text, no turns, no tokens), a prompt that ends with an
+        ConfigError: nothing to read (no text, no turns, no tokens), a prompt that ends with an
             assistant's turn, or a template that writes the assistant's header twice.
     """
     return _render(tokenizer, [prompt])[0]
@@ -62,12 +62,12 @@ def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> li
     for index, prompt in enumerate(prompts):
         turns = prompt.messages
         if not any(turn.get("content") for turn in turns) and not prompt.text:
-            raise ValueError(
+            raise ConfigError(
                 f"prompt {prompt.id!r} is empty: the model would have nothing to continue. "
                 "Give it a text or a user's turn."
             )
         if turns and turns[-1].get("role") == "assistant":
-            raise ValueError(
+            raise ConfigError(
                 f"prompt {prompt.id!r} ends with an assistant's turn, so the reply would be a "
                 "second one. End it with a user's turn, or make that turn the completion."
             )
@@ -84,10 +84,14 @@ def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> li
             result[index] = ids
     for prompt, ids in zip(prompts, result, strict=True):
         if not ids:
-            raise ValueError(
-                f"prompt {prompt.id!r} has no tokens: nothing would predict its first completion "
-                "token. Give it more text, or a tokenizer with a BOS token."
-            )
+            told = f"prompt {prompt.id!r} has no tokens: nothing would predict its first completion"
+            if prompt.messages and tokenizer.chat_template:
+                raise ConfigError(
+                    f"{told} token. The chat template of the tokenizer{_named(tokenizer)} writes "
+                    f"nothing of {plain_text(prompt)!r:.80}. Set model.chat_template to one that "
+                    "writes each message's content."
+                )
+            raise ConfigError(f"{told} token. Give it more text, or a tokenizer with a BOS token.")
     if (
         len({tuple(ids) for ids in result}) == 1
         and len({plain_text(p).strip() for p in prompts}) > 1
@@ -209,7 +213,7 @@ def _check_header(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
     header = assistant_header(tokenizer)
     bare = _chat(tokenizer, [prompt.messages], generation=False)[0]
     if header and bare[-len(header) :] == header:
-        raise ValueError(
+        raise ConfigError(
             f"the chat template writes the assistant's header {tokenizer.decode(header)!r} even "
             "without a generation prompt, so prompts would end with two. Set model.chat_template "
             "to one that leaves it out when add_generation_prompt is false."
@@ -246,7 +250,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -
         tokenizer: of the policy.
         generation_config: the model's, or None.
     Raises:
-        ValueError: there is none, so no completion could ever end.
+        ConfigError: there is none, so no completion could ever end.
     """
     found: list[int] = []
     configured: Any = getattr(generation_config, "eos_token_id", None)
@@ -257,7 +261,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -
         if token is not None and int(token) not in found:
             found.append(int(token))
     if not found:
-        raise ValueError(
+        raise ConfigError(
             "the tokenizer has no EOS token and the model's generation config names none, so no "
             "completion could end by itself. Set the tokenizer's eos_token."
         )
@@ -383,7 +387,7 @@ def decode_completion(
 
 
 def truncate_row(
-    prompt: Sequence[int], completion: Sequence[int], max_length: int, how: Truncation
+    prompt: Sequence[int], completion: Sequence[int], max_length: int, how: Truncation | str
 ) -> Row | None:
     """A row of at most `max_length` tokens; None when no completion token would be left to train.
 
@@ -391,8 +395,9 @@ def truncate_row(
     one token stays in front as context, because nothing predicts the first token of a row.
 
     Raises:
-        ValueError: `max_length` below 2.
+        ValueError: `max_length` below 2, or an unknown `how`.
     """
+    how = member("how", how, Truncation)
     if max_length < 2:
         raise ValueError(
             f"a row needs room for one prompt and one completion token, got max_length="
@@ -410,7 +415,7 @@ def truncate_row(
 
 
 def truncate_rows(
-    rows: Iterable[Row], max_length: int, how: Truncation
+    rows: Iterable[Row], max_length: int, how: Truncation | str
 ) -> tuple[list[tuple[int, Row]], int]:
     """All rows that keep something to train on, with their old index, and how many were dropped."""
     kept = []

@@ -41,13 +41,16 @@ def main(argv: Sequence[str]) -> int:
         else:
             overrides.append(word)
     from zoo.compose import compose
-    from zoo.instantiate import structured
+    from zoo.data.table import without_problems
+    from zoo.instantiate import complete, structured
 
-    config = structured(compose(overrides))
+    config = complete(structured(compose(overrides)))
     if (told := _other_data(config, overrides)) is not None:
         print(told)
     records = evaluate(config)
     print_scores(records)
+    if told := without_problems(config.data, config.data.evaluation_sets()):
+        print(told)
     if out is not None:
         with _told_of(out):
             out.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -146,12 +149,12 @@ def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
         config: of a run; only model, data, rollout, evaluate and seed matter.
         show: progress on the terminal.
     """
-    from zoo.build import check, load_start, make_accelerator, make_evaluator
+    from zoo.build import check_judging, load_start, make_accelerator, make_evaluator
     from zoo.compose import option_of
     from zoo.instantiate import complete, resolved
 
     config = complete(config)
-    check(config)
+    check_judging(config)
     values = resolved(config)["data"]
     data = option_of("data", values)[0] or values.get("_target_")
     model = config.model.path or config.model.recipe
@@ -167,13 +170,22 @@ def evaluate(config: RunConfig, show: bool = True) -> list[dict[str, Any]]:
 def print_scores(records: Sequence[dict[str, Any]]) -> None:
     """A table of the sets, with 95 % intervals over problems.
 
-    T = 1: Student's t over the problems' own means, since samples of a problem are not
-    independent. Greedy: Wilson.
+    They are those of a report: T = 1 by a bootstrap that resamples problems, since samples of one
+    are not independent; Wilson for greedy, and where all or no answers are right.
     """
     from rich.console import Console
     from rich.table import Table
 
-    from zoo.functional.statistics import mean_interval, wilson
+    from zoo.report.runs import Evaluation
+    from zoo.report.tables import estimate
+
+    def figure(record: dict[str, Any], measure: str) -> str:
+        one = Evaluation(0, record["set"], record["kind"], 0, record)
+        found = estimate([one], measure, between_seeds=False)
+        if found.value is None:
+            return ""
+        low, high = found.problems or (found.value, found.value)
+        return f"{found.value:.1%} [{low:.1%}, {high:.1%}]"
 
     table = Table(title=None)
     for column in ("set", "T = 1", "greedy", "pass@k", "perplexity", "length", "cut", "n"):
@@ -183,26 +195,15 @@ def print_scores(records: Sequence[dict[str, Any]]) -> None:
         if record["kind"] == "perplexity":
             figures = ["", "", "", f"{record['perplexity']:.3f}", "", "", str(record["n_texts"])]
         else:
-            n = record["n_problems"]
-            greedy = record["greedy"]
-            text = ""
-            if greedy is not None:
-                low, high = wilson(round(greedy * n), n)
-                text = f"{greedy:.1%} [{low:.1%}, {high:.1%}]"
             passes = ", ".join(f"{k}: {v:.1%}" for k, v in record["pass@k"].items())
-            sampled = ""
-            if record["accuracy"] is not None:
-                found = mean_interval([sum(o) / len(o) for o in record["outcomes"]])
-                low, high = max(found.low, 0.0), min(found.high, 1.0)
-                sampled = f"{record['accuracy']:.1%} [{low:.1%}, {high:.1%}]"
             figures = [
-                sampled,
-                text,
+                figure(record, "accuracy"),
+                figure(record, "greedy"),
                 passes,
                 "",
                 "" if record["length"] is None else f"{record['length']:.1f}",
                 "" if record["truncated"] is None else f"{record['truncated']:.1%}",
-                str(n),
+                str(record["n_problems"]),
             ]
         table.add_row(record["set"], *figures)
     Console().print(table)

@@ -135,6 +135,7 @@ class Evaluator:
         total = [row for part in gathered(rows) for row in part]
         total.sort(key=lambda row: row["index"])
         record = _summary(total, self.pass_k, self.samples)
+        record["prompts_hash"] = prompts_hash(item.prompts)
         record["temperature"] = 1.0
         record["max_new_tokens"] = self.max_new_tokens
         if item.name == "heldout" and self.load_start is not None:

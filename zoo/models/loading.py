@@ -299,7 +299,7 @@ def _from_scratch(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
         return made.eval()  # as `from_pretrained` gives it
     except Exception as error:  # each architecture refuses in its own way
         cause = error.__cause__ or error  # transformers' validation wraps what it found
-        reason = " ".join(str(cause).split())[:240] or type(cause).__name__
+        reason = " ".join(str(cause).split())[:240].rstrip(".") or type(cause).__name__
         raise ConfigError(
             f"model.architecture (model_type={kind}) makes no language model: {reason}. See its "
             "settings with `zoo --cfg job --package model`."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations, product
 from statistics import fmean, stdev
 from typing import Any
 
@@ -16,6 +15,7 @@ from zoo.report.runs import (
     Run,
     RunStatus,
     different_settings,
+    different_starts,
 )
 
 BUDGET_TOLERANCE = 0.10  # relative difference of completions at which budgets are called unequal
@@ -102,17 +102,7 @@ def _change(first: Evaluation, last: Evaluation) -> tuple[float, float, float] |
 
 
 def _unequal_starts(arms: Sequence[Arm]) -> list[str]:
-    hashes: dict[str, dict[str, None]] = {}
-    starts = [{run.seed: run.start_hash for run in arm.runs if run.start_hash} for arm in arms]
-    for (arm_1, starts_1), (arm_2, starts_2) in combinations(zip(arms, starts, strict=True), 2):
-        # Equal seeds first: a start may be drawn by the seed.
-        pairs = [(starts_1[seed], starts_2[seed]) for seed in starts_1 if seed in starts_2]
-        unlike = [pair for pair in pairs if pair[0] != pair[1]]
-        if not pairs and not set(starts_1.values()) & set(starts_2.values()):
-            unlike = list(product(starts_1.values(), starts_2.values()))
-        for value_1, value_2 in unlike[:1]:
-            hashes.setdefault(value_1, {})[arm_1.label] = None
-            hashes.setdefault(value_2, {})[arm_2.label] = None
+    hashes = different_starts(arms)
     if not hashes:
         return []
     parts = "; ".join(f"{value[:8]}: {', '.join(labels)}" for value, labels in hashes.items())
@@ -120,20 +110,33 @@ def _unequal_starts(arms: Sequence[Arm]) -> list[str]:
 
 
 def _unequal_problems(arms: Sequence[Arm]) -> list[str]:
-    """Sets of one name that hold different problems."""
-    sets: dict[tuple[str, ...], list[str]] = {}  # who was judged alike → names of sets
+    """Sets of one name that hold different problems, or were judged in different ways."""
+    others: dict[tuple[str, ...], list[str]] = {}  # who was judged alike → names of sets
+    ways: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(name for run in _finished(arms) for name in run.sets):
         # What an older record was judged on is not known.
-        sides = _who_had(
-            arms, lambda run, name=name: getattr(run.evaluation(name), "content", None)
-        )
+        last = {id(run): run.evaluation(name) for run in _finished(arms)}
+        sides = _who_had(arms, lambda run, last=last: (e := last[id(run)]) and e.content)
         if len(sides) > 1:
-            sets.setdefault(tuple(sides), []).append(name)
+            others.setdefault(tuple(sides), []).append(name)
+            continue
+        sides = _who_had(arms, lambda run, last=last: _way(last[id(run)]))
+        if len(sides) > 1:
+            ways.setdefault(tuple(sides), []).append(name)
     return [
         f"The runs were not judged on the same {', '.join(names)} ({' | '.join(sides)}): their "
         "rows do not compare; differences are over the problems that both had."
-        for sides, names in sets.items()
+        for sides, names in others.items()
+    ] + [
+        f"{', '.join(names)} reached the runs in other tokens (a template or tokenizer) or under "
+        f"another rollout.max_new_tokens ({' | '.join(sides)}): that alone moves scores."
+        for sides, names in ways.items()
     ]
+
+
+def _way(evaluation: Evaluation | None) -> tuple[Any, ...] | None:
+    known = evaluation is not None and evaluation.record.get("prompts_hash")
+    return evaluation.conditions[1:] if evaluation is not None and known else None
 
 
 def _unequal_inputs(arms: Sequence[Arm]) -> list[str]:

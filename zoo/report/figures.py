@@ -90,16 +90,19 @@ def training_figure(arms: Sequence[Arm]) -> Figure:
     """Training reward, entropy, length and dead groups against steps."""
     panels = (
         ("reward/total", "training reward"),
-        ("entropy", "entropy, nats a token"),
+        ("entropy/sampled", "entropy, nats a token"),
         ("length/mean", "completion length, tokens"),
         ("groups/dead", "dead groups, share"),
     )
     figure = _figure(13.0, 3.8)
     axes = figure.subplots(1, len(panels))
     palette = colours(arms)
-    for panel, (key, title) in enumerate(panels):
+    for panel, (metric, title) in enumerate(panels):
         ax: Axes = axes[panel]
         for arm in arms:
+            key = metric
+            if key == "entropy/sampled" and not any(run.series(key) for run in arm.finished):
+                key = "entropy"  # of what is trained: nothing is sampled, or the run is older
             curves = [dict(run.series(key)) for run in arm.finished]
             steps = sorted(set.intersection(*map(set, curves))) if curves else []
             if not steps:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,9 +20,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from zoo.config import PEER_GONE, by_dotted_name
+from zoo.config import PEER_GONE, by_dotted_name, member
 from zoo.functional.rewards import pass_at_k
 
+START = "start"  # the label of what all arms began from
 LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
 READING = (  # what a damaged record ends in
     ArithmeticError,
@@ -69,6 +71,12 @@ class Evaluation:
         return (str(whole),) if whole else tuple(map(str, self.record.get("problem_hashes") or []))
 
     @property
+    def conditions(self) -> tuple[Any, ...]:
+        """What was judged, from which tokens (of a template, say), and with which limit: the scores
+        of one policy may differ between any two of these."""
+        return (self.content, self.record.get("prompts_hash"), self.record.get("max_new_tokens"))
+
+    @property
     def problems(self) -> dict[str, str]:
         """Problem id → hash of what it says; empty in an older record."""
         ids, hashes = self.record.get("problem_ids") or [], self.record.get("problem_hashes") or []
@@ -79,11 +87,12 @@ class Evaluation:
         """pass@k by k, as the run computed it."""
         return {int(k): float(v) for k, v in (self.record.get("pass@k") or {}).items()}
 
-    def per_problem(self, measure: Measure, k: int | None = None) -> dict[str, float]:
+    def per_problem(self, measure: Measure | str, k: int | None = None) -> dict[str, float]:
         """The measure of each problem by its id; a verifier's abstention counts as not right.
 
         Empty where the record holds no outcomes.
         """
+        measure = member("measure", measure, Measure)
         ids = [str(i) for i in self.record.get("problem_ids") or []]
         if measure is Measure.greedy:
             outcomes = [[outcome] for outcome in self.record.get("greedy_outcomes") or []]
@@ -109,8 +118,9 @@ class Evaluation:
             }
         return {name: fmean(samples) for name, samples in scored.items() if samples}
 
-    def mean(self, measure: Measure, k: int | None = None) -> float | None:
+    def mean(self, measure: Measure | str, k: int | None = None) -> float | None:
         """The measure averaged over the problems."""
+        measure = member("measure", measure, Measure)
         if measure is Measure.pass_k:
             return self.pass_at.get(k or 1)
         return self.number(measure.value)
@@ -438,19 +448,32 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return found
 
 
+_BESIDE = ("inputs.json", "meta.json", "metrics.jsonl", "summary.json")  # a run has one at least
+
+
 def find_runs(root: Path) -> list[Path]:
-    """Run folders at or below a folder, by path."""
-    return sorted(_walk(root))
+    """Run folders at or below a folder, by path; links are followed, and each run is found once."""
+    found: list[Path] = []
+    links, seen = [root], set()
+    while links:  # last, so that a run is named by its own path
+        found += _walk(links.pop(0), links, seen)
+    return sorted(found)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    if (folder / "config.yaml").exists():
+def _walk(folder: Path, links: list[Path], seen: set[str]) -> Iterator[Path]:
+    if (place := os.path.realpath(folder)) in seen:
+        return
+    seen.add(place)
+    if (folder / "config.yaml").exists() and any((folder / name).exists() for name in _BESIDE):
         yield folder  # what lies below (checkpoints, policy) is part of this run
         return
-    for child in folder.iterdir():
+    for child in sorted(folder.iterdir()):
         with suppress(OSError):  # another's folder, or one that is gone by now: the others count
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-                yield from _walk(child)
+            if child.is_dir() and not child.name.startswith("."):
+                if child.is_symlink():
+                    links.append(child)
+                else:
+                    yield from _walk(child, links, seen)
 
 
 def read_runs(folders: Iterable[Path], damaged: dict[Path, str] | None = None) -> list[Run]:
@@ -503,8 +526,10 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     }
     short = {key: re.sub(r"[-_][0-9a-f]{6,}$", "", label) for key, label in full.items()}
     unique = [label for label in short.values() if list(short.values()).count(label) == 1]
+    labels = {key: short[key] if short[key] in unique else full[key] for key in groups}
     return [
-        _arm(short[key] if short[key] in unique else full[key], group)
+        # The table has a row of that name.
+        _arm("start (trained)" if labels[key] == START and group[0].steps else labels[key], group)
         for key, group in groups.items()
     ]
 
@@ -538,33 +563,49 @@ def by_start_time(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (str(run.meta.get("started", "")), str(run.folder)))
 
 
+def different_starts(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """Hash of a start → the arms that began from it, where arms did not begin from the same."""
+    found: dict[str, dict[str, None]] = {}
+    starts = [{run.seed: run.start_hash for run in arm.runs if run.start_hash} for arm in arms]
+    for (arm_1, starts_1), (arm_2, starts_2) in combinations(zip(arms, starts, strict=True), 2):
+        # Equal seeds first: a start may be drawn by the seed.
+        pairs = [(starts_1[seed], starts_2[seed]) for seed in starts_1 if seed in starts_2]
+        unlike = [pair for pair in pairs if pair[0] != pair[1]]
+        if not pairs and not set(starts_1.values()) & set(starts_2.values()):
+            unlike = list(product(starts_1.values(), starts_2.values()))
+        for value_1, value_2 in unlike[:1]:
+            found.setdefault(value_1, {})[arm_1.label] = None
+            found.setdefault(value_2, {})[arm_2.label] = None
+    return {value: [*labels] for value, labels in found.items()}
+
+
 def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
     """Evaluations of a set at step 0, one for each start and seed: arms that share both would only
     repeat the same samples.
 
-    There are none where the runs that count were judged on different problems: the start has no one
-    score then.
+    There are none where the start has no one score: arms began from different ones, or were judged
+    under different conditions.
     """
-    found = _first_evaluations(arms, name)
-    return [] if len({e.content for _, e in found if e.content}) > 1 else [e for _, e in found]
+    found = [evaluation for _, evaluation in first_evaluations(arms, name)]
+    one = len({evaluation.conditions for evaluation in found}) == 1 and not different_starts(arms)
+    return found if one else []
 
 
 def start_of(arm: Arm, arms: Sequence[Arm], name: str) -> list[Evaluation]:
-    """Evaluations of an arm's own start, on the problems that the arm was judged on in the end."""
-    starts, judged = {run.start_hash for run in arm.runs}, {e.content for e in arm.last(name)}
-    return [
-        evaluation
-        for start, evaluation in _first_evaluations(arms, name)
-        if start in starts and ({evaluation.content, ()} & judged or not evaluation.content)
-    ]
+    """Evaluations of an arm's own start, under the conditions that the arm was judged under."""
+    own = [e for run in arm.runs if (e := run.evaluation(name, first=True))] or arm.last(name)
+    starts, judged = {run.start_hash for run in arm.runs}, {e.conditions for e in own}
+    found = first_evaluations(arms, name)
+    return [e for start, e in found if start in starts and e.conditions in judged]
 
 
-def _first_evaluations(arms: Sequence[Arm], name: str) -> list[tuple[str, Evaluation]]:
-    """(start, evaluation at step 0), one for each start, seed and content."""
+def first_evaluations(arms: Sequence[Arm], name: str) -> list[tuple[str, Evaluation]]:
+    """(start, evaluation of a set at step 0), one for each start, seed and conditions."""
     finished = [run for arm in arms for run in arm.finished]
-    found: dict[tuple[str, int, tuple[str, ...]], Evaluation] = {}
+    found: dict[tuple[Any, ...], tuple[str, Evaluation]] = {}
     for run in finished or [run for arm in arms for run in arm.runs]:
         evaluation = run.evaluation(name, first=True)
         if evaluation is not None:
-            found.setdefault((run.start_hash, run.seed, evaluation.content), evaluation)
-    return [(start, evaluation) for (start, _, _), evaluation in found.items()]
+            key = (run.start_hash, run.seed, evaluation.conditions)
+            found.setdefault(key, (run.start_hash, evaluation))
+    return [*found.values()]

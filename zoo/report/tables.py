@@ -22,9 +22,18 @@ from rich.table import Table
 from rich.text import Text
 
 from zoo.functional.statistics import mcnemar_exact, mean_interval, paired_bootstrap, wilson
-from zoo.report.runs import Arm, Evaluation, Measure, Run, start_evaluations, start_of
+from zoo.report.runs import (
+    START,
+    Arm,
+    Evaluation,
+    Measure,
+    Run,
+    different_starts,
+    first_evaluations,
+    start_evaluations,
+    start_of,
+)
 
-START = "start"
 Bounds = tuple[float, float]
 
 
@@ -89,7 +98,7 @@ class Difference:
             return "no difference"
         word = "better" if self.value > 0 else "worse"
         if self.over_seeds is None:
-            return f"{word} (one seed)"
+            return f"{word} (one seed)" if self.n_seeds else f"{word} (no seed in common)"
         if contains_zero(self.over_seeds):
             return f"{word}, but not surely with other seeds"
         return word
@@ -112,11 +121,17 @@ def contains_zero(bounds: Bounds) -> bool:
 
 
 def compare(arms: Sequence[Arm]) -> Comparison:
-    """The comparison of arms with each other and with their common start."""
+    """The comparison of arms with each other and with their start.
+
+    The arm without training is the start by definition: one row, from all samples of it. Where
+    there is no one start, or it was judged in several ways, such arms have rows of their own.
+    """
     columns = _columns(arms)
-    # The arm without training is the start by definition: one row, from all samples of it.
-    untrained = [arm for arm in arms if arm.untrained and arm.finished]
-    rows = [_start_row(arms, columns, f"{START} ({untrained[0].label})" if untrained else START)]
+    names = dict.fromkeys(column.key.split("/")[0] for column in columns if "/" in column.key)
+    mixed = [n for n in names if first_evaluations(arms, n) and not start_evaluations(arms, n)]
+    untrained = [arm for arm in arms if arm.untrained and arm.finished and not mixed]
+    label = f"{START} ({untrained[0].label})" if untrained else START
+    rows = [] if different_starts(arms) else [_start_row(arms, columns, label)]
     rows += [_arm_row(arm, columns) for arm in arms if arm not in untrained]
     sets = [c.key.split("/")[0] for c in columns if c.key.endswith(f"/{Measure.accuracy}")]
     differences = [d for name in sets for d in _differences(arms, name)]

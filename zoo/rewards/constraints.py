@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from zoo.config import settle_choices
 from zoo.rewards.language import written_in
 from zoo.types import Completion, Prompt, RewardOutput
 
@@ -54,11 +55,15 @@ class Constraints:
     cannot be told) leaves the completion unscored, unless mode=all and another one is not followed.
 
     Raises:
-        ValueError: (when called) a prompt without instructions, or whose lists do not match.
+        ValueError: an unknown mode; (when called) a prompt without instructions, or whose lists do
+            not match.
     """
 
     mode: Mode = Mode.all  # all: everything or nothing; share: the share of what is followed
     require_end: bool = False  # True: a completion cut off by the limit follows nothing
+
+    def __post_init__(self) -> None:
+        settle_choices(self, "reward")
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
         scores: list[float | None] = []

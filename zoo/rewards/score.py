@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from zoo.config import ConfigError, OnError
+from zoo.config import ConfigError, OnError, settle_choices
 from zoo.rewards.check import RewardError, check_output
 from zoo.rewards.deadline import Alarm, LateError, within
 from zoo.types import Completion, Prompt, Reward, RewardOutput
@@ -38,6 +38,9 @@ class Patience:
     seconds: float | None = 1800.0  # for the completions of a round together; None: for ever
     on_error: OnError = OnError.stop
     of_run: bool = True  # the two are settings of a run, which a message may point at
+
+    def __post_init__(self) -> None:
+        settle_choices(self, "patience")
 
 
 PATIENCE = Patience()
@@ -257,7 +260,9 @@ class _Asked:
                 f"at row {self.rows[row]} (prompt {self.prompts[row].id}), whose text is "
                 f"{self.completions[row].text[:80]!r}"
             )
-        told = f"reward {self.name} {what} {rows}. Correct it, "
+        # A sentence that ends does not go on with the place.
+        placed = f"{rows}, {what}" if what.endswith(".") else f"{what} {rows}."
+        told = f"reward {self.name} {placed} Correct it, "
         if not self.patience.of_run:
             return f"{told}or return None for what cannot be scored."
         told += "return None for what cannot be scored, or set train.reward_on_error=abstain."

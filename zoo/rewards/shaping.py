@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from zoo.config import member, settle_choices
 from zoo.functional.rewards import overlong_penalty
 from zoo.rewards.extract import extract
 from zoo.types import Completion, Prompt, RewardOutput
@@ -55,13 +56,15 @@ class Format:
     is not, and an answer must hold something.
 
     Raises:
-        ValueError: a pattern without rule=regex, rule=regex without one, or an invalid one.
+        ValueError: an unknown rule, a pattern without rule=regex, rule=regex without one, or an
+            invalid one.
     """
 
     rule: Rule = Rule.hash
     pattern: str | None = None  # for rule=regex; `.` matches line breaks as well
 
     def __post_init__(self) -> None:
+        settle_choices(self, "reward")
         if (self.rule is Rule.regex) != (self.pattern is not None):
             raise ValueError(
                 f"reward.pattern goes with rule=regex, got rule={self.rule} and pattern="
@@ -151,7 +154,8 @@ def number_in_place(text: str) -> bool:
     return bool(words) and len(words) <= 4 and _NUMBER.fullmatch(words[0].rstrip(".,")) is not None
 
 
-def keeps_format(text: str, rule: Rule, pattern: str | None = None) -> bool:
+def keeps_format(text: str, rule: Rule | str, pattern: str | None = None) -> bool:
+    rule = member("rule", rule, Rule)
     text = _TRAILING.sub("", text).strip()
     if rule is Rule.regex:
         assert pattern is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -229,6 +230,7 @@ def _describe(
     pool.add("rows", len(rows), 0)
     lengths = [len(c.token_ids) for c in completions]
     for length, completion in zip(lengths, completions, strict=True):
+        pool.add("entropy/sampled", -math.fsum(completion.logprobs), length)
         pool.add("length/mean", length)
         pool.add("truncated", float(completion.truncated))
     dead = dead_groups(batch.rewards, batch.group_size, scored=batch.scored)

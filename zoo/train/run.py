@@ -50,6 +50,11 @@ def run(config: RunConfig) -> dict[str, Any]:
     lock = FolderLock(output_folder(folder))
     if is_main():
         lock.acquire()
+        try:
+            finished(folder, identity, config)  # again: another process may have been running
+        except BaseException:
+            lock.release()
+            raise
     barrier()
     try:
         return _train(config, folder, identity, accelerator, lock)
@@ -74,12 +79,14 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
 
     One whose policy is gone is none where a checkpoint is left, whose resume writes it again.
 
+    A run that was refused before its first step is none either: whatever comes takes its place.
+
     Raises:
         ConfigError: the folder holds a run of another configuration, one made from files or code
             that changed since, a damaged record, or a run where resume=never.
     """
     known = folder / "meta.json"
-    if known.exists():
+    if known.exists() and _began(folder):
         facts = _facts(known, _ANEW)
         found = facts.get("config_hash")
         if found != identity:
@@ -119,6 +126,17 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
         _mend_config(folder / "config.yaml", config)
         return facts
     return None
+
+
+def _began(folder: Path) -> bool:
+    """Whether there is more of a run than what one refused before its first step leaves."""
+    from zoo.measure.recorder import EVALS, METRICS
+
+    lines = (folder / name for name in (METRICS, EVALS))
+    if any(os.path.lexists(path) and (not path.is_file() or path.stat().st_size) for path in lines):
+        return True
+    kept = ("summary.json", "checkpoints/*", "*/*.safetensors")
+    return any(any(folder.glob(name)) for name in kept)
 
 
 _ANEW = "Delete it: the same command writes it anew."

@@ -75,7 +75,7 @@ def _hash(run: Run) -> str | None:
 def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of an evaluation, without the outcomes of single problems."""
     left_out = {"outcomes", "greedy_outcomes", "problem_ids", "problem_hashes", "content_hash"}
-    left_out |= {"set", "seconds"}
+    left_out |= {"prompts_hash", "set", "seconds"}
     return {name: value for name, value in record.items() if name not in left_out}
 
 
