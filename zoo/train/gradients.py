@@ -21,7 +21,7 @@ from zoo.train.metrics import Pool
 RESERVED = {
     "step", "updates", "time", "nonfinite", "rows", "truncated", "completions",
     "completions_total", "skipped_updates", "empty_batch", "stopped_early", "flops",
-    "tokens_per_second",
+    "tokens_per_second", "entropy/sampled",
 }  # fmt: skip
 RESERVED_BEGINNINGS = (
     "lr/", "loss/", "grad_norm/", "idle_updates/", "skipped/", "reward/", "reason/", "length/",
