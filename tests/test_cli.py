@@ -131,6 +131,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("resume=yes", ["resume", "'yes'", "auto, never, must"]),
     ("measure.progress=maybe", ["measure.progress", "'maybe'", "true or false"]),
     ("train.lr='1e-3'", ["train.lr", "'1e-3'", "a number", "It is a text: leave out the quotes"]),
+    ("train.steps='1.5'", ["train.steps", "'1.5'", "a whole number", "Try train.steps="]),
     ("measure.wandb=none", ["'none'", "Did you mean measure.wandb=disabled?"]),
     ("measure.wandb=onlin", ["'onlin'", "Did you mean measure.wandb=online?"]),
     ("evaluate.pass_k=8", ["evaluate.pass_k", "8", "a list"]),

@@ -88,7 +88,7 @@ from zoo.rollout.source import RolloutSource
 from zoo.train.gradients import Trainable
 from zoo.train.inputs import check_same_rows, record
 from zoo.train.optimizer import make_optimizer, offload_states
-from zoo.types import EvaluationSet, LabelledCompletion, PreferencePair, Prompt, Reward
+from zoo.types import LabelledCompletion, PreferencePair, Prompt, Reward
 
 Task = Callable[[str, int | None], Any]  # a progress context that yields advance(n)
 
@@ -236,15 +236,15 @@ def check(config: RunConfig) -> None:
     heldout = [one for one in sets if one.name == "heldout" and one.kind == "accuracy"]
     if train.stop_at.metric is not None and not any(one.prompts for one in heldout):
         raise ConfigError(
-            f"train.stop_at.metric={train.stop_at.metric}, but data {data_name} has no held-out "
-            "set of problems with a verifier, so no answer could reach the target. Leave "
-            "train.stop_at out (metric=null, value=0), or use data whose prompts have right "
-            f"answers and hold some out.{missing_golds(data)}"
+            f"train.stop_at.metric={train.stop_at.metric}, but {without_problems(data, heldout)} "
+            "No answer could reach the target: leave train.stop_at out (metric=null, value=0), or "
+            "use data that hold out prompts with right answers."
         )
 
 
-def check_judging(config: RunConfig) -> list[EvaluationSet]:
-    """What `zoo evaluate` needs of a configuration, before any weight loads; the data's sets.
+@heard()
+def check_judging(config: RunConfig) -> None:
+    """What `zoo evaluate` needs of a configuration, before any weight loads.
 
     Raises:
         ConfigError: what cannot run, or data without anything to judge.
@@ -255,7 +255,6 @@ def check_judging(config: RunConfig) -> list[EvaluationSet]:
     sets = sets_of(config.data)
     if not any(one.prompts or one.texts for one in sets):
         raise ConfigError(f"{without_problems(config.data, sets)} Nor has it texts to measure.")
-    return sets
 
 
 def _training_rows(config: RunConfig) -> list[Any]:

@@ -493,6 +493,11 @@ def option_of(group: str, values: Mapping[str, Any]) -> tuple[str | None, dict[s
     found = []
     with hydra_session():
         for option in options(group):
+            text = b"".join(
+                file.read_bytes() for file in _homes(f"{group}/{option.name}", _folders())[:1]
+            )
+            if text and target.encode() not in text and b"defaults" not in text:
+                continue
             with suppress(ConfigError):  # a broken one
                 own = OmegaConf.to_container(compose_here([f"{group}={option.name}"])[group])
                 if isinstance(own, dict) and own.get("_target_") == target:

@@ -542,19 +542,19 @@ def _to_int(value: Any, where: str) -> int:
         return value
     if isinstance(value, float) and value.is_integer():  # 1e3 reads as a float
         return int(value)
-    raise _Mismatch("a whole number", value, where, _if_text(value))
+    raise _Mismatch("a whole number", value, where, _if_text(value, int))
 
 
 def _to_float(value: Any, where: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    raise _Mismatch("a number", value, where, _if_text(value))
+    raise _Mismatch("a number", value, where, _if_text(value, float))
 
 
-def _if_text(value: Any) -> str:
+def _if_text(value: Any, kind: type[int] | type[float]) -> str:
     """What to do with a number in quotes, or from the environment."""
     with contextlib.suppress(TypeError, ValueError):
-        float(value if isinstance(value, str) else "")
+        kind(value if isinstance(value, str) else "")
         return " It is a text: leave out the quotes, or write ${oc.decode:${oc.env:NAME}}."
     return ""
 

@@ -422,8 +422,13 @@ def test_a_verifier_that_scores_nothing_stops_no_run_at_its_target(
     ("kind", "row", "more", "why"),
     [
         ("prompts", {"test_list": ["assert 1"]}, ["reward=unit_tests"], "no column answer, but"),
-        ("prompts", {"answer": "1"}, ["data.heldout=0"], "hold some out."),
-        ("pairs", {"chosen": "a", "rejected": "b"}, ["algorithm=dpo"], "hold some out."),
+        ("prompts", {"answer": "1"}, ["data.heldout=0"], "JSONL holds out no prompts."),
+        (
+            "pairs",
+            {"chosen": "a", "rejected": "b"},
+            ["algorithm=dpo"],
+            "pairs and no prompts whose",
+        ),
     ],
 )
 def test_a_target_that_nothing_can_reach_is_refused(
@@ -434,7 +439,7 @@ def test_a_target_that_nothing_can_reach_is_refused(
     data = ["data=jsonl", f"data.path={file}", f"data.kind={kind}"]
     stop = ["train.stop_at.metric=heldout/greedy", "train.stop_at.value=0.5"]
     config = structured(compose([*data, *more, *stop]))
-    with pytest.raises(ConfigError, match="heldout/greedy, but data JSONL has no held-out") as told:
+    with pytest.raises(ConfigError, match="heldout/greedy, but no problem can be judged: data JSONL") as told:
         check(complete(config))
     assert why in str(told.value)
     config.train.stop_at = StopAt()

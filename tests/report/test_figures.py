@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from tests.report.synthetic import evaluation, write_run
+from tests.report.synthetic import evaluation, write_lines, write_run
 from zoo.report.figures import (
     PALETTE,
     accuracy_figure,
@@ -97,6 +98,21 @@ def test_memory_bars_are_stacked_to_the_sum(tmp_path: Path):
     assert max(tops) == pytest.approx(10.0)  # 2 + 2 + 4 + 2 MB
     assert sorted(bar.get_height() for bar in right.patches) == [5.0, 20.0]
     assert len({to_hex(bar.get_facecolor()) for bar in left.patches}) == 4
+
+
+@pytest.mark.parametrize(("with_sampled", "drawn"), [((), 0.5), ((1,), 0.5), ((0, 1), 0.7)])
+def test_the_entropy_of_what_was_sampled_is_drawn_where_every_seed_has_it(
+    with_sampled: tuple[int, ...], drawn: float, tmp_path: Path
+):
+    folders = [write_run(tmp_path, "grpo", seed, rewards=[0.1, 0.2]) for seed in (0, 1)]
+    for seed in with_sampled:  # the others are of before it was recorded; `entropy` is 0.5
+        file = folders[seed] / "metrics.jsonl"
+        lines = [
+            json.loads(line) | {"entropy/sampled": 0.7} for line in file.read_text().splitlines()
+        ]
+        write_lines(file, lines)
+    panel = training_figure(arms_of(read_runs(folders))).axes[1]
+    assert [list(line.get_ydata()) for line in panel.lines] == [[drawn] * 2] * 3  # two and a mean
 
 
 @pytest.mark.parametrize("draw", [accuracy_figure, training_figure, memory_figure])

@@ -269,6 +269,22 @@ def test_a_file_of_somebody_elses_and_links_hide_no_run(tmp_path: Path):
     assert find_runs(tmp_path) == [run]  # once, by its own path
 
 
+def test_a_link_that_cannot_be_read_hides_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = write_run(tmp_path / "outputs", "grpo")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (tmp_path / "outputs" / "link").symlink_to(closed)
+    whole = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.resolve() == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return whole(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert find_runs(tmp_path / "outputs") == [run]
+
+
 def test_of_a_repeated_evaluation_the_later_counts(tmp_path: Path):
     lines = [evaluation(2, [[1], [0]], [1, 0]), evaluation(2, [[1], [1]], [1, 1])]
     run = read_run(write_run(tmp_path, "grpo", evaluations=lines))

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -277,6 +278,47 @@ def test_where_there_are_two_starts_each_untrained_arm_has_its_row(tmp_path: Pat
     assert rows == {"none_a": 1.0, "grpo_a": 1.0, "none_b": 0.0, "grpo_b": 1.0}
     found = {(d.first, d.second): d.value for d in comparison.differences}
     assert found["grpo_a", "start"] == 0.0 and found["grpo_b", "start"] == 1.0
+
+
+def arm_of(root: Path, name: str, seed: int, right: int, **changes: Any) -> Path:
+    """A run whose start answers every problem so, and that has it all right in the end."""
+    same = {"max_new_tokens": 8} | changes
+    start = same.pop("start_hash", "abc123")
+    finished = same.pop("finished", True)
+    lines = [
+        evaluation(step, [[value]] * 4, [value] * 4, **same) for step, value in ((0, right), (2, 1))
+    ]
+    return write_run(root, name, seed, evaluations=lines, start_hash=start, finished=finished)
+
+
+def row_of_the_start(*folders: Path) -> list[float | None]:
+    rows = compare(arms_of(read_runs(folders))).rows
+    return [row.estimates["heldout/accuracy"].value for row in rows if row.label == "start"]
+
+
+def test_what_an_older_record_does_not_tell_is_no_other_way_of_judging(tmp_path: Path):
+    known = {"problem_hashes": ["a", "b", "c", "d"], "prompts_hash": "x"}
+    older, newer = arm_of(tmp_path, "a", 0, 0), arm_of(tmp_path, "b", 0, 0, **known)
+    assert row_of_the_start(older, newer) == [0.0]
+    found = compare(arms_of(read_runs([older, newer]))).differences
+    assert [(d.first, d.value) for d in found if d.second == "start"] == [("a", 1.0), ("b", 1.0)]
+
+
+def test_problems_that_are_drawn_by_the_seed_have_one_start(tmp_path: Path):
+    folders = [
+        arm_of(tmp_path, name, seed, seed, problem_hashes=[str(seed)] * 4)
+        for name in ("a", "b")
+        for seed in (0, 1)
+    ]
+    assert row_of_the_start(*folders) == [0.5]
+    assert row_of_the_start(folders[0], folders[3]) == [None]  # two sets, of one arm each
+
+
+def test_an_unfinished_arm_of_another_start_leaves_the_row_of_the_others(tmp_path: Path):
+    folders = [arm_of(tmp_path, "a", 0, 0), arm_of(tmp_path, "b", 0, 0)]
+    other = arm_of(tmp_path, "c", 0, 1, start_hash="other", finished=False)
+    assert row_of_the_start(*folders, other) == [0.0]
+    assert row_of_the_start(other) == [1.0]  # nothing else is there
 
 
 def test_an_arm_that_is_named_start_is_not_taken_for_it(tmp_path: Path):

@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             overrides.append(word)
     from zoo.compose import compose
+    from zoo.data.offered import sets_of
     from zoo.data.table import without_problems
     from zoo.instantiate import complete, structured
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         print(told)
     records = evaluate(config)
     print_scores(records)
-    if told := without_problems(config.data, config.data.evaluation_sets()):
+    if told := without_problems(config.data, sets_of(config.data)):
         print(told)
     if out is not None:
         with _told_of(out):

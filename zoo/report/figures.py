@@ -101,8 +101,10 @@ def training_figure(arms: Sequence[Arm]) -> Figure:
         ax: Axes = axes[panel]
         for arm in arms:
             key = metric
-            if key == "entropy/sampled" and not any(run.series(key) for run in arm.finished):
-                key = "entropy"  # of what is trained: nothing is sampled, or the run is older
+            if key == "entropy/sampled" and any(
+                len(run.series(key)) < len(run.series("entropy")) for run in arm.finished
+            ):
+                key = "entropy"  # of what is trained: nothing is sampled, or a run is older
             curves = [dict(run.series(key)) for run in arm.finished]
             steps = sorted(set.intersection(*map(set, curves))) if curves else []
             if not steps:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +25,7 @@ from zoo.config import PEER_GONE, by_dotted_name, member
 from zoo.functional.rewards import pass_at_k
 
 START = "start"  # the label of what all arms began from
+T = TypeVar("T")
 LAST_STEPS = 10  # the training reward of a run is the mean of its last steps
 READING = (  # what a damaged record ends in
     ArithmeticError,
@@ -454,9 +456,12 @@ _BESIDE = ("inputs.json", "meta.json", "metrics.jsonl", "summary.json")  # a run
 def find_runs(root: Path) -> list[Path]:
     """Run folders at or below a folder, by path; links are followed, and each run is found once."""
     found: list[Path] = []
-    links, seen = [root], set()
+    links: list[Path] = []
+    seen: set[str] = set()
+    found += _walk(root, links, seen)
     while links:  # last, so that a run is named by its own path
-        found += _walk(links.pop(0), links, seen)
+        with suppress(OSError):  # as of any folder that nobody may read
+            found += _walk(links.pop(0), links, seen)
     return sorted(found)
 
 
@@ -568,15 +573,24 @@ def different_starts(arms: Sequence[Arm]) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     starts = [{run.seed: run.start_hash for run in arm.runs if run.start_hash} for arm in arms]
     for (arm_1, starts_1), (arm_2, starts_2) in combinations(zip(arms, starts, strict=True), 2):
-        # Equal seeds first: a start may be drawn by the seed.
-        pairs = [(starts_1[seed], starts_2[seed]) for seed in starts_1 if seed in starts_2]
-        unlike = [pair for pair in pairs if pair[0] != pair[1]]
-        if not pairs and not set(starts_1.values()) & set(starts_2.values()):
-            unlike = list(product(starts_1.values(), starts_2.values()))
-        for value_1, value_2 in unlike[:1]:
+        for value_1, value_2 in _unlike(starts_1, starts_2, operator.eq)[:1]:
             found.setdefault(value_1, {})[arm_1.label] = None
             found.setdefault(value_2, {})[arm_2.label] = None
     return {value: [*labels] for value, labels in found.items()}
+
+
+def _unlike(
+    first: dict[int, T], second: dict[int, T], alike: Callable[[T, T], bool]
+) -> list[tuple[T, T]]:
+    """What two arms have that is not alike, by seed: a start, or problems, may be drawn by it.
+
+    Where they have no seed in common, all is compared with all.
+    """
+    pairs = [(first[seed], second[seed]) for seed in first if seed in second]
+    if pairs:
+        return [pair for pair in pairs if not alike(*pair)]
+    pairs = list(product(first.values(), second.values()))
+    return [] if any(alike(*pair) for pair in pairs) else pairs
 
 
 def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
@@ -586,26 +600,49 @@ def start_evaluations(arms: Sequence[Arm], name: str) -> list[Evaluation]:
     There are none where the start has no one score: arms began from different ones, or were judged
     under different conditions.
     """
-    found = [evaluation for _, evaluation in first_evaluations(arms, name)]
-    one = len({evaluation.conditions for evaluation in found}) == 1 and not different_starts(arms)
-    return found if one else []
+    arms = that_count(arms)
+    by_arm = [
+        {run.seed: e for run in arm.runs if (e := run.evaluation(name, first=True))} for arm in arms
+    ]
+    if different_starts(arms) or any(
+        _unlike(one, other, judged_alike) for one, other in combinations(by_arm, 2)
+    ):
+        return []
+    return [evaluation for _, evaluation in first_evaluations(arms, name)]
 
 
 def start_of(arm: Arm, arms: Sequence[Arm], name: str) -> list[Evaluation]:
     """Evaluations of an arm's own start, under the conditions that the arm was judged under."""
-    own = [e for run in arm.runs if (e := run.evaluation(name, first=True))] or arm.last(name)
-    starts, judged = {run.start_hash for run in arm.runs}, {e.conditions for e in own}
-    found = first_evaluations(arms, name)
-    return [e for start, e in found if start in starts and e.conditions in judged]
+    own = [e for run in arm.finished if (e := run.evaluation(name, first=True))] or arm.last(name)
+    starts = {run.start_hash for run in arm.finished}
+    return [
+        evaluation
+        for start, evaluation in first_evaluations(arms, name)
+        if start in starts and any(judged_alike(evaluation, one) for one in own)
+    ]
 
 
 def first_evaluations(arms: Sequence[Arm], name: str) -> list[tuple[str, Evaluation]]:
     """(start, evaluation of a set at step 0), one for each start, seed and conditions."""
-    finished = [run for arm in arms for run in arm.finished]
-    found: dict[tuple[Any, ...], tuple[str, Evaluation]] = {}
-    for run in finished or [run for arm in arms for run in arm.runs]:
+    found: list[tuple[str, Evaluation]] = []
+    for run in (run for arm in that_count(arms) for run in arm.runs):
         evaluation = run.evaluation(name, first=True)
-        if evaluation is not None:
-            key = (run.start_hash, run.seed, evaluation.conditions)
-            found.setdefault(key, (run.start_hash, evaluation))
-    return [*found.values()]
+        if evaluation is not None and not any(
+            (start, other.seed) == (run.start_hash, run.seed) and judged_alike(other, evaluation)
+            for start, other in found
+        ):
+            found.append((run.start_hash, evaluation))
+    return found
+
+
+def that_count(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms with their finished runs, or with all where none is finished."""
+    if not any(arm.finished for arm in arms):
+        return [*arms]
+    return [replace(arm, runs=arm.finished) for arm in arms if arm.finished]
+
+
+def judged_alike(first: Evaluation, second: Evaluation) -> bool:
+    """Whether two evaluations are of one set, judged in one way, as far as both records say."""
+    pairs = zip(first.conditions, second.conditions, strict=True)
+    return all(one == other for one, other in pairs if one and other)

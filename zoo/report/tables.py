@@ -32,6 +32,7 @@ from zoo.report.runs import (
     first_evaluations,
     start_evaluations,
     start_of,
+    that_count,
 )
 
 Bounds = tuple[float, float]
@@ -131,7 +132,7 @@ def compare(arms: Sequence[Arm]) -> Comparison:
     mixed = [n for n in names if first_evaluations(arms, n) and not start_evaluations(arms, n)]
     untrained = [arm for arm in arms if arm.untrained and arm.finished and not mixed]
     label = f"{START} ({untrained[0].label})" if untrained else START
-    rows = [] if different_starts(arms) else [_start_row(arms, columns, label)]
+    rows = [] if different_starts(that_count(arms)) else [_start_row(arms, columns, label)]
     rows += [_arm_row(arm, columns) for arm in arms if arm not in untrained]
     sets = [c.key.split("/")[0] for c in columns if c.key.endswith(f"/{Measure.accuracy}")]
     differences = [d for name in sets for d in _differences(arms, name)]
@@ -230,7 +231,7 @@ def estimate(
         values = [e.number(measure) for e in evaluations]
         found = _over_seeds([v for v in values if v is not None])
         return found if between_seeds else Estimate(found.value)
-    by_problem = list(_by_seed(evaluations, kind, k).values())
+    by_problem = _by_problem(evaluations, kind, k)
     pooled = _pool(by_problem)
     if not pooled:
         means = [e.mean(kind, k) for e in evaluations]
@@ -250,23 +251,34 @@ def estimate(
     return Estimate(fmean(rates), problems, seeds)
 
 
-def _by_seed(
+def _by_problem(
     evaluations: Sequence[Evaluation],
     measure: Measure,
     k: int | None = None,
     beside: Sequence[Evaluation] = (),
-) -> dict[int, dict[str, float]]:
-    """Each seed's measure by problem, without ids under which these evaluations, and those
-    `beside`, hold different problems: rows of one number in two files, say."""
+) -> list[dict[str, float]]:
+    """Each evaluation's measure by problem, without ids under which these, and those `beside`, hold
+    different problems: rows of one number in two files, say."""
     hashes: dict[str, set[str]] = {}
     for evaluation in (*evaluations, *beside):
         for name, content in evaluation.problems.items():
             hashes.setdefault(name, set()).add(content)
     unlike = {name for name, found in hashes.items() if len(found) > 1}
-    return {
-        e.seed: {n: v for n, v in e.per_problem(measure, k).items() if n not in unlike}
-        for e in evaluations
-    }
+    return [
+        {n: v for n, v in e.per_problem(measure, k).items() if n not in unlike} for e in evaluations
+    ]
+
+
+def _both(
+    first: Sequence[Evaluation], second: Sequence[Evaluation], measure: Measure
+) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]]:
+    """`_by_problem` of two arms, by seed."""
+    sides = ((first, second), (second, first))
+    one, other = (
+        dict(zip((e.seed for e in own), _by_problem(own, measure, beside=beside), strict=True))
+        for own, beside in sides
+    )
+    return one, other
 
 
 def _pool(by_problem: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -320,9 +332,11 @@ def difference(
         None where no problem was evaluated in both.
     """
     (label_1, evaluations_1), (label_2, evaluations_2) = first, second
-    rates_1 = _by_seed(evaluations_1, Measure.accuracy, beside=evaluations_2)
-    rates_2 = _by_seed(evaluations_2, Measure.accuracy, beside=evaluations_1)
-    pooled_1, pooled_2 = _pool(list(rates_1.values())), _pool(list(rates_2.values()))
+    rates_1, rates_2 = _both(evaluations_1, evaluations_2, Measure.accuracy)
+    pooled_1, pooled_2 = (
+        _pool(_by_problem(own, Measure.accuracy, beside=other))
+        for own, other in ((evaluations_1, evaluations_2), (evaluations_2, evaluations_1))
+    )
     common = [name for name in pooled_1 if name in pooled_2]
     if not common:
         return None
@@ -331,8 +345,7 @@ def difference(
         rates_2 = dict.fromkeys(rates_1, pooled_2)
     seeds = [seed for seed in rates_1 if seed in rates_2]
     by_seed = [fmean(rates_1[s][n] - rates_2[s][n] for n in common) for s in seeds]
-    greedy_1 = _by_seed(evaluations_1, Measure.greedy, beside=evaluations_2)
-    greedy_2 = _by_seed(evaluations_2, Measure.greedy, beside=evaluations_1)
+    greedy_1, greedy_2 = _both(evaluations_1, evaluations_2, Measure.greedy)
     if one_policy and greedy_2:  # greedy is the same whatever the seed
         greedy_2 = dict.fromkeys(greedy_1, next(iter(greedy_2.values())))
     return Difference(

@@ -41,23 +41,24 @@ def run(config: RunConfig) -> dict[str, Any]:
         return summary
 
     from zoo.build import check, make_accelerator, output_folder
-    from zoo.distributed import barrier, is_main
+    from zoo.distributed import from_main, is_main
 
     accelerator = make_accelerator(config)
     check(config)
     known = {"the configuration": identity, "the seed": config.seed, "the folder": folder}
     check_alike(config, known)
     lock = FolderLock(output_folder(folder))
-    if is_main():
-        lock.acquire()
-        try:
-            finished(folder, identity, config)  # again: another process may have been running
-        except BaseException:
-            lock.release()
-            raise
-    barrier()
     try:
-        return _train(config, folder, identity, accelerator, lock)
+        summary = None
+        if is_main():
+            lock.acquire()
+            summary = finished(folder, identity, config)  # another process may have run meanwhile
+        summary = from_main(summary)
+    except BaseException:
+        lock.release()
+        raise
+    try:
+        return summary or _train(config, folder, identity, accelerator, lock)
     except KeyboardInterrupt as stop:
         if config.resume is Resume.never:
             raise KeyboardInterrupt(f"{stop} It goes on with resume=auto.".strip()) from None
@@ -79,7 +80,8 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
 
     One whose policy is gone is none where a checkpoint is left, whose resume writes it again.
 
-    A run that was refused before its first step is none either: whatever comes takes its place.
+    A run that ended before it recorded a step or an evaluation is none either: whatever comes takes
+    its place.
 
     Raises:
         ConfigError: the folder holds a run of another configuration, one made from files or code
@@ -129,13 +131,13 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
 
 
 def _began(folder: Path) -> bool:
-    """Whether there is more of a run than what one refused before its first step leaves."""
+    """Whether there is more of a run than what one leaves that was refused as it began."""
     from zoo.measure.recorder import EVALS, METRICS
 
     lines = (folder / name for name in (METRICS, EVALS))
     if any(os.path.lexists(path) and (not path.is_file() or path.stat().st_size) for path in lines):
         return True
-    kept = ("summary.json", "checkpoints/*", "*/*.safetensors")
+    kept = ("summary.json", "checkpoints/*", "*/*.safetensors", "bad_batch*")
     return any(any(folder.glob(name)) for name in kept)
 
 
