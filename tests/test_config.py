@@ -742,8 +742,10 @@ def test_number_that_no_run_could_have_is_refused_with_its_key(override: str, wo
         ("experiment=tiny_sft train.steps=39", ["stop_at"]),
         ("experiment=tiny_sft train.steps=40", []),
         ("experiment=tiny_sft train.steps=0", []),
-        ("algorithm=ppo algorithm.epochs=2 algorithm.kl_stop=0.1", ["kl_stop"]),
-        ("algorithm=ppo algorithm.epochs=2 algorithm.kl_stop=0.1 train.schedule=constant", []),
+        ("algorithm=ppo algorithm.epochs=3 algorithm.kl_stop=0.1", ["kl_stop"]),
+        ("algorithm=ppo algorithm.epochs=3 algorithm.kl_stop=0.1 train.schedule=constant", []),
+        ("algorithm=grpo train.max_row_tokens=9", ["max_row_tokens"]),
+        ("algorithm=dpo train.max_row_tokens=9", []),
     ],
 )
 def test_setting_that_does_nothing_in_a_run_is_a_note(overrides: str, wanted: list[str]) -> None:
@@ -757,3 +759,22 @@ def test_setting_that_does_nothing_in_a_run_is_a_note(overrides: str, wanted: li
 def test_weight_decay_is_held_against_the_critics_learning_rate_too() -> None:
     with pytest.raises(ConfigError, match=r"times train\.critic_lr=0\.5 must be below 1"):
         structured(compose(["train.critic_lr=0.5", "train.weight_decay=2"]))
+
+
+def test_a_ctrl_c_while_a_module_is_imported_is_no_mistake_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 makes a RuntimeError of it, and transformers a ModuleNotFoundError of that."""
+    (tmp_path / "stopped_late.py").write_text(
+        "class Field:\n"
+        "    def __set_name__(self, owner, name):\n"
+        "        raise KeyboardInterrupt('(SIGTERM)')\n"
+        "try:\n"
+        "    class Model:\n"
+        "        name = Field()\n"
+        "except RuntimeError as error:\n"
+        "    raise ModuleNotFoundError('Could not import module') from error\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        locate("stopped_late.score")

@@ -648,6 +648,12 @@ def without_effect(config: RunConfig) -> Iterator[tuple[str, str]]:
             f"train.stop_at.every={train.stop_at.every} is above train.steps={train.steps}: "
             "whether the target is reached is never looked at. Lower it.",
         )
+    if train.max_row_tokens is not None and str(algorithm.needs.data) == "prompts":
+        yield (
+            "max_row_tokens",
+            f"train.max_row_tokens={train.max_row_tokens} is about the rows of a data set, and "
+            "prompts are sampled from here: rollout.max_new_tokens limits what is written.",
+        )
     if getattr(algorithm, "kl_stop", None) is not None and not constant:
         yield (
             "kl_stop",

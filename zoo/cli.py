@@ -145,7 +145,7 @@ def run_composed(cfg: DictConfig) -> dict[str, Any]:
         RunFailed: an unexpected error; its traceback is in the folder of the run.
     """
     from zoo.compose import put_working_directory_on_path
-    from zoo.instantiate import run_dir, structured
+    from zoo.instantiate import interrupt_behind, run_dir, structured
 
     put_working_directory_on_path()  # a launcher's worker process starts without it
     with _exit_is_a_failure():
@@ -158,6 +158,9 @@ def run_composed(cfg: DictConfig) -> dict[str, Any]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
+        foreign = not type(error).__module__.startswith("zoo.")  # ours tell of a reward's own
+        if foreign and (stop := interrupt_behind(error)):
+            raise stop from error
         raise RunFailed(_record_failure(error, config, folder)) from error
 
 
@@ -323,6 +326,8 @@ def _subcommand(word: str, arguments: list[str]) -> int:
             f"`zoo {word}` is not part of this version ({module}.{function} is missing). "
             f"`zoo --help` lists what there is."
         )
+    if word != "evaluate" and os.environ.get("RANK", "0") != "0":
+        return 0  # one process of several tells, and writes
     call: Callable[[list[str]], int | None] = getattr(importlib.import_module(module), function)
     return call(arguments) or 0
 

@@ -319,6 +319,8 @@ def locate(path: str, where: str = "_target_") -> Any:
         try:
             found: Any = importlib.import_module(name)
         except (Exception, SystemExit) as error:
+            if stop := interrupt_behind(error):
+                raise stop from error
             # transformers raises it without a name where its own part does not load
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name == missing or name.startswith(missing + ".")):
@@ -354,6 +356,18 @@ def locate(path: str, where: str = "_target_") -> Any:
         f"installed packages are searched: run from the folder that holds {parts[0]}.py, or "
         f"install the package it belongs to."
     )
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C that an error comes from: Python makes others of one that meets an import."""
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, KeyboardInterrupt):
+            return KeyboardInterrupt(*behind.args)
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def did_you_mean(word: str, candidates: Iterable[str], prefix: str = "") -> str:

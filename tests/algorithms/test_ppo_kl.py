@@ -65,7 +65,7 @@ def test_step_ends_once_the_drift_from_the_sampler_is_above_the_limit() -> None:
 def test_drift_from_the_sampler_is_measured_on_its_samples() -> None:
     # From π(1) = ½ to 0.8 on samples 1 and 0: r − 1 − log r with r = 1.6 and 0.4 is 0.129996 and
     # 0.316291, on average 0.223144.
-    algorithm = PPO(kl_coef=0.0, kl_stop=0.1, epochs=2)
+    algorithm = PPO(kl_coef=0.0, kl_stop=0.1, epochs=3)
     models = Models(policy=BanditPolicy(), critic=BanditCritic())
     batch = bandit_batch([1, 0], 1).replace(
         rewards=torch.tensor([1.0, 0.0]), scored=torch.tensor([True, True])
@@ -85,7 +85,8 @@ def test_drift_from_the_sampler_is_measured_on_its_samples() -> None:
         ({"kl_target": 6.0, "kl_coef": 0.0}, r"steers kl_coef, which is 0"),
         ({"kl_horizon": 0}, r"kl_horizon must be at least 1 step"),
         ({"kl_stop": -1.0, "epochs": 2}, r"kl_stop must be above 0 or null"),
-        ({"kl_stop": 0.1}, r"nothing to skip with one update a step"),
+        ({"kl_stop": 0.1}, r"nothing to skip with fewer than 3 updates a step"),
+        ({"kl_stop": 0.1, "epochs": 2}, r"nothing to skip with fewer than 3 updates a step"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict, message: str) -> None:

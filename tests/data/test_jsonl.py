@@ -414,6 +414,16 @@ def test_pairs_that_contradict_are_counted_and_named(tmp_path):
     assert told.startswith("a.jsonl: 1 pairs are there both ways round (a.jsonl:1 and a.jsonl:3).")
 
 
+def test_rankings_that_contradict_are_counted_and_named(tmp_path):
+    scores = [(3, 2, 1), (1, 2, 2)]  # a > b > c; then b = c > a: of two pairs the other way round
+    rows = [{"prompt": "Q", "completions": ["a", "b", "c"], "scores": s} for s in scores]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.warns(UserWarning) as caught:
+        JSONL(path=path, kind=Kind.rankings).rankings()
+    (told,) = (str(one.message) for one in caught)
+    assert told.startswith("a.jsonl: 2 pairs are there both ways round (a.jsonl:1 and a.jsonl:2;")
+
+
 LABELS = [("a", True), ("b", False), ("a", False), ("c", True)]
 
 

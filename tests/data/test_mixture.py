@@ -4,6 +4,8 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,68 @@ def test_prompt_that_two_parts_have_counts_for_the_first():
     with pytest.warns(UserWarning, match=r"data\.parts\.b: left out 3 of 5 rows that an earlier"):
         prompts = mixed(Few(n=3), Few(n=5)).prompts()
     assert Counter(p.columns["source"] for p in prompts) == {"a": 3, "b": 2}
+
+
+def parts_of_rows(
+    folder: Path, kind: str, rows: dict[str, list[dict[str, Any]]], **more: Any
+) -> Any:
+    """A mixture of files, named by their parts."""
+    parts: dict[str, Any] = {}
+    for name, own in rows.items():
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in own))
+        parts[name] = {"weight": 1, "_target_": "zoo.data.jsonl.JSONL", "path": str(file)}
+        parts[name] |= {"kind": kind, **more}
+    return Mixture(parts=parts, until=Until.longest)
+
+
+def test_a_held_out_problem_that_two_parts_have_counts_once(tmp_path: Path):
+    rows = {
+        name: [{"prompt": f"{i} + 1", "answer": str(i + wrong)} for i in range(60)]
+        for name, wrong in (("a", 1), ("b", 2))
+    }
+    rows["b"] += [{"prompt": f"{i} - 1", "answer": str(i - 1)} for i in range(60)]
+    with pytest.warns(LeftOut) as caught:
+        (heldout, *_) = parts_of_rows(tmp_path, "prompts", rows, heldout=0.3).evaluation_sets()
+    asked = Counter(map(content_of, heldout.prompts))
+    own = [
+        {content_of(p) for p in JSONL(str(tmp_path / f"{n}.jsonl"), heldout=0.3)._split()[1]}
+        for n in rows
+    ]
+    both = len(own[0] & own[1])
+    assert max(asked.values()) == 1 and asked.keys() == own[0] | own[1] and both > 5
+    (told,) = [str(one.message) for one in caught if "held-out" in str(one.message)]
+    assert f"left out {both} of {len(own[1])} held-out problems that an earlier part" in told
+    assert f", {both} of them with another answer (b/b.jsonl:" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "told"),
+    [
+        ("pairs", {"chosen": "x", "rejected": "y"}, {"chosen": "y", "rejected": "x"}, "both ways"),
+        (
+            "rankings",
+            {"completions": ["x", "y"], "scores": [1, 0]},
+            {"completions": ["x", "y"], "scores": [0, 1]},
+            "both ways round",
+        ),
+        (
+            "labelled",
+            {"completion": "x", "label": True},
+            {"completion": "x", "label": False},
+            "true and",
+        ),
+    ],
+)
+def test_parts_that_contradict_each_other_are_told_of(
+    kind: str, one: dict[str, Any], other: dict[str, Any], told: str, tmp_path: Path
+):
+    rows = {name: [{"prompt": f"{i}?", **row} for i in range(9)] for name, row in
+            (("a", one), ("b", other))}  # fmt: skip
+    with pytest.warns(LeftOut) as caught:
+        getattr(parts_of_rows(tmp_path, kind, rows), kind)()
+    (said,) = [str(w.message) for w in caught if told in str(w.message)]
+    assert said.startswith("data=mixture: 9 ") and "(a/a.jsonl:1 and b/b.jsonl:1;" in said
 
 
 def test_prompt_that_another_part_judges_on_is_not_trained_on():

@@ -124,10 +124,11 @@ class PPO(Algorithm):
                 f"algorithm.kl_horizon={self.kl_horizon} has no effect without algorithm.kl_target"
                 ". Set a target, or leave kl_horizon out."
             )
-        if self.kl_stop is not None and self.updates_per_step == 1:
+        if self.kl_stop is not None and self.updates_per_step < 3:
             raise ValueError(
-                f"algorithm.kl_stop={self.kl_stop} has nothing to skip with one update a step. "
-                "Raise algorithm.epochs or algorithm.minibatches, or leave it out."
+                f"algorithm.kl_stop={self.kl_stop} has nothing to skip with fewer than 3 updates a "
+                "step: the drift is measured as an update is made, and the first is made at the "
+                "sampling policy. Raise algorithm.epochs or algorithm.minibatches, or leave it out."
             )
 
     @property

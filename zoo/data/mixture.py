@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from zoo.config import ConfigError, member, settle_choices
 from zoo.data.left_out import LeftOut, remembered
 from zoo.data.rows import content_of, without_duplicates, without_overlap
-from zoo.data.table import missing_golds, repr_of
+from zoo.data.table import missing_golds, report_contradictions, repr_of
 from zoo.rewards.check import RESERVED
 from zoo.rewards.score import Patience, fingerprint, load, score
 from zoo.types import (
@@ -210,13 +210,16 @@ class Mixture:
         problems: dict[str, list[Prompt]] = {}
         checks: dict[str, Reward] = {}
         others: dict[str, dict[str, EvaluationSet]] = {}
+        seen: dict[str, Any] = {}
         for part in self._parts:
             with _named(part.where):
                 items = part.data.evaluation_sets()
             for item in items:
                 if item.name == "heldout" and item.kind == "accuracy" and item.verifier is not None:
-                    problems[part.name] = [_marked(p, part.name) for p in item.prompts]
-                    checks[part.name] = item.verifier
+                    marked = [_marked(p, part.name) for p in item.prompts]
+                    own = _of_its_own(marked, seen, part.where, "held-out problems")
+                    if own:
+                        problems[part.name], checks[part.name] = own, item.verifier
                 else:
                     others.setdefault(item.name, {})[part.name] = item
         sets = []
@@ -265,7 +268,7 @@ class Mixture:
         """Nothing that is judged on, and nothing that an earlier part has; both are reported."""
         judged = [p for item in self._sets if item.kind == "accuracy" for p in item.prompts]
         found: dict[str, list[Any]] = {}
-        seen: set[str] = set()
+        seen: dict[str, Any] = {}
         for name, own in rows.items():
             where = f"data.parts.{name}"
             prompts = [_prompt_of(row) for row in own]
@@ -273,20 +276,40 @@ class Mixture:
             own = [row for row, prompt in zip(own, prompts, strict=True) if id(prompt) in kept]
             if own and isinstance(own[0], Prompt):
                 own = without_duplicates(own, content_of, where)
-            says = [content_of(row) if isinstance(row, Prompt) else repr_of(row) for row in own]
-            new = [row for row, said in zip(own, says, strict=True) if said not in seen]
-            if len(new) < len(own):
-                warnings.warn(
-                    f"{where}: left out {len(own) - len(new)} of {len(own)} rows that an earlier "
-                    "part has as well.",
-                    LeftOut,
-                    stacklevel=2,
-                )
-            seen.update(says)
+            new = _of_its_own(own, seen, where, "rows")
             if not new:
                 raise ConfigError(f"{where} has nothing of its own to train on. Leave it out.")
             found[name] = new
+        report_contradictions(
+            [row for own in found.values() for row in own],
+            "data=mixture",
+            whose=lambda prompt: prompt.columns["source"],
+        )
         return found
+
+
+def _of_its_own(own: Sequence[Any], seen: dict[str, Any], where: str, what: str) -> list[Any]:
+    """The rows of a part that no earlier one has, as `seen` tells and goes on to tell."""
+    says = [content_of(row) if isinstance(row, Prompt) else repr_of(row) for row in own]
+    new = [row for row, said in zip(own, says, strict=True) if said not in seen]
+    others = []
+    for row, said in zip(own, says, strict=True):
+        if isinstance(row, Prompt) and said in seen:
+            answer, before = (one.columns.get("answer") for one in (row, seen[said]))
+            if answer != before:
+                others.append(f"{row.id} says {answer!r:.40} and {seen[said].id} {before!r:.40}")
+    if len(new) < len(own):
+        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+        named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
+        warnings.warn(
+            f"{where}: left out {len(own) - len(new)} of {len(own)} {what} that an earlier part "
+            f"has as well{named if others else ''}.",
+            LeftOut,
+            stacklevel=2,
+        )
+    for row, said in zip(own, says, strict=True):
+        seen.setdefault(said, row)
+    return new
 
 
 # interleaving ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zoo.config import ConfigError
@@ -187,8 +187,7 @@ def finish(
         check_golds(found, reader.source)
     else:
         found = without_duplicates(found, repr_of, reader.source)
-    if reader.kind in (Kind.labelled, Kind.pairs):
-        _report_contradictions(found, reader.source)
+    report_contradictions(found, reader.source)
     if reader.kind is not Kind.prompts:
         _report_repeated_prompts(found, reader)
     return tuple(found)
@@ -222,27 +221,29 @@ def _replies(row: Any) -> tuple[str, ...]:
     return tuple(text for text in found if text)
 
 
-def _report_contradictions(
-    rows: list[LabelledCompletion] | list[PreferencePair], source: str
+def report_contradictions(
+    rows: Sequence[Any], source: str, whose: Callable[[Prompt], Any] | None = None
 ) -> None:
-    """Say what is preferred to itself the other way round, or labelled true and false."""
-    first: dict[Any, tuple[Any, str]] = {}  # what is judged → the verdict and the row
-    both = []
+    """Say what is preferred to itself the other way round, or labelled true and false.
+
+    Args:
+        whose: only what rows of two owners say counts; None: what any two rows say.
+    """
+    first: dict[Any, tuple[Any, Prompt]] = {}  # what is judged → the verdict and the row
+    both, labelled = [], False
     for row in rows:
-        if isinstance(row, PreferencePair):
-            judged, verdict = frozenset((row.chosen, row.rejected)), row.chosen
-        else:
-            judged, verdict = row.completion, row.desirable
-        said, kept = first.setdefault((content_of(row.prompt), judged), (verdict, row.prompt.id))
-        if said != verdict:
-            both.append(f"{kept} and {row.prompt.id}")
+        for judged, verdict in _verdicts(row):
+            key = (content_of(row.prompt), judged)
+            said, kept = first.setdefault(key, (verdict, row.prompt))
+            if said != verdict and (whose is None or whose(kept) != whose(row.prompt)):
+                both.append(f"{kept.id} and {row.prompt.id}")
+                labelled = isinstance(row, LabelledCompletion)
     if both:
         more = f"; and {len(both) - 3} more" if len(both) > 3 else ""
-        pairs = isinstance(rows[0], PreferencePair)
         what = (
-            "pairs are there both ways round"
-            if pairs
-            else "completions are labelled true and false alike"
+            "completions are labelled true and false alike"
+            if labelled
+            else "pairs are there both ways round"
         )
         warnings.warn(
             f"{source}: {len(both)} {what} ({'; '.join(both[:3])}{more}). Both are trained on; "
@@ -250,6 +251,15 @@ def _report_contradictions(
             LeftOut,
             stacklevel=2,
         )
+
+
+def _verdicts(row: Any) -> list[tuple[Any, Any]]:
+    """(what is judged, the verdict) of a row: the better one of two, or whether one is good."""
+    if isinstance(row, LabelledCompletion):
+        return [(row.completion, row.desirable)]
+    pairs = [row] if isinstance(row, PreferencePair) else []
+    pairs += row.pairs() if isinstance(row, Ranking) else []
+    return [(frozenset((pair.chosen, pair.rejected)), pair.chosen) for pair in pairs]
 
 
 class Table:

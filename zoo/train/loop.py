@@ -39,12 +39,13 @@ def train(run: Run, session: Session) -> None:
                 with run.timer("prepare"), memory.phase("prepare"), session.interrupt.at_once():
                     batch = prepared(batch, run)  # (3) baseline  (4) advantages
                 with run.timer("update"), memory.phase("update"):
-                    for minibatch in minibatches(batch, run, step):
+                    for made, minibatch in enumerate(minibatches(batch, run, step), 1):
                         done = _update(minibatch, run, session, pool, step)  # (5) loss  (6) price
                         # Such as too far from the sampler. Metrics are the same on every process;
                         # what a stranger makes of them need not be.
                         if any(gathered(_enough(run, done.metrics))):
-                            pool.add("stopped_early", 1.0)
+                            if made < algorithm.updates_per_step:
+                                pool.add("stopped_early", 1.0)
                             break
                 sampled.batch = batch
             with run.timer("sync"):
