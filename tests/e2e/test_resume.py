@@ -200,7 +200,10 @@ def test_a_run_refused_before_its_first_step_gives_its_name_back(
     from zoo.train.lock import FolderLock
 
     blank = "model.chat_template='{% for m in messages %}{{ m.contnt }}{% endfor %}'"
-    chat = ["algorithm=grpo", "name=mine", "data=puzzles", "data.n_problems=40", "data.n_heldout=6"]
+    rows = [{"prompt": f"What is {n}?", "answer": str(n)} for n in range(40)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = ["algorithm=grpo", "name=mine", "data=jsonl", f"data.path={file}"]
     small = [one for one in SMALL if not one.startswith("data.")]
     monkeypatch.setattr("tests.e2e.small.SMALL", [*small, "train.steps=1"])
     with pytest.raises(ConfigError, match=r"no tokens: .*\n?.*Set model\.chat_template to one"):
