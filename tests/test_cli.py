@@ -132,6 +132,18 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("measure.progress=maybe", ["measure.progress", "'maybe'", "true or false"]),
     ("train.lr='1e-3'", ["train.lr", "'1e-3'", "a number", "It is a text: leave out the quotes"]),
     ("train.steps='1.5'", ["train.steps", "'1.5'", "a whole number", "Try train.steps="]),
+    (
+        "data=mixture data.parts={a:{weight:1,_target_:zoo.data.digits.Digits}}",
+        [
+            "names a part that the mixture has not",
+            "+data.parts.NAME={…}",
+            "~data.parts +data.parts",
+        ],
+    ),
+    (
+        "model=hub model.path=x model.architecture.hidden_size=32",
+        ["there is no setting model.architecture.hidden_size", "Write +model.architecture.hidden_"],
+    ),
     ("measure.wandb=none", ["'none'", "Did you mean measure.wandb=disabled?"]),
     ("measure.wandb=onlin", ["'onlin'", "Did you mean measure.wandb=online?"]),
     ("evaluate.pass_k=8", ["evaluate.pass_k", "8", "a list"]),

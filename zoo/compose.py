@@ -797,6 +797,12 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
             "transformers config of that model_type has it."
         )
     keys = [one for one in _known_keys(overrides) if one != key]
+    if key == "data.parts" and isinstance(chosen, dict) and "parts" in chosen:
+        return (
+            f"{given} names a part that the mixture has not. Add it with +data.parts.NAME={{…}}, "
+            "and leave others out with ~data.parts.NAME; ~data.parts +data.parts={…} has yours "
+            "alone."
+        )
     near = suggest_keys(key, keys)
     if "." not in key and (group_near := nearest(key, GROUPS)):
         near = group_near
@@ -806,6 +812,7 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
         return f"{text} It belongs to {' and '.join(f'{group}={one}' for one in owners[:4])}." + (
             f" Here {group} has: {_settings(group, keys)}." if _settings(group, keys) else ""
         )
+    near = [one for one in near if one != "model.architecture"]  # that holds settings itself
     if near:
         return f"{text} Did you mean {' or '.join(f'{sign}{one}={value}' for one in near)}?"
     known = _settings(group, keys) if leaf else ""
