@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 from zoo.config import ConfigError, member, settle_choices
 from zoo.data.left_out import LeftOut, remembered
-from zoo.data.rows import content_of, without_duplicates, without_overlap
+from zoo.data.rows import (
+    another_answer,
+    content_of,
+    of_them,
+    without_duplicates,
+    without_overlap,
+)
 from zoo.data.table import missing_golds, report_contradictions, repr_of
 from zoo.rewards.check import RESERVED
 from zoo.rewards.score import Patience, fingerprint, load, score
@@ -292,18 +298,15 @@ def _of_its_own(own: Sequence[Any], seen: dict[str, Any], where: str, what: str)
     """The rows of a part that no earlier one has, as `seen` tells and goes on to tell."""
     says = [content_of(row) if isinstance(row, Prompt) else repr_of(row) for row in own]
     new = [row for row, said in zip(own, says, strict=True) if said not in seen]
-    others = []
-    for row, said in zip(own, says, strict=True):
-        if isinstance(row, Prompt) and said in seen:
-            answer, before = (one.columns.get("answer") for one in (row, seen[said]))
-            if answer != before:
-                others.append(f"{row.id} says {answer!r:.40} and {seen[said].id} {before!r:.40}")
     if len(new) < len(own):
-        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-        named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
+        told = [
+            another_answer(row, seen[said])
+            for row, said in zip(own, says, strict=True)
+            if isinstance(row, Prompt) and said in seen
+        ]
         warnings.warn(
             f"{where}: left out {len(own) - len(new)} of {len(own)} {what} that an earlier part "
-            f"has as well{named if others else ''}.",
+            f"has as well{of_them([*filter(None, told)])}.",
             LeftOut,
             stacklevel=2,
         )

@@ -824,20 +824,17 @@ def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> 
         first, seen = found[name]
         if isinstance(item, Prompt) and isinstance(first, Prompt):
             telling = _shared_columns(items) if telling is None else telling
-            answer, before = (one.columns.get("answer") for one in (item, first))
             seen.add(_columns_of(first, telling))
-            if answer != before:
-                others.append(f"{item.id} says {answer!r:.40} and {first.id} {before!r:.40}")
+            if told := another_answer(item, first):
+                others.append(told)
             elif item.id != first.id and (columns := _columns_of(item, telling)) not in seen:
                 seen.add(columns)
                 kept.append(item)
                 apart.append((item, first))
     if len(kept) < len(items):
-        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-        named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
         warnings.warn(
             f"{source}: left out {len(items) - len(kept)} rows that repeat an earlier one"
-            f"{named if others else ''}.",
+            f"{of_them(others)}.",
             LeftOut,
             stacklevel=2,
         )
@@ -854,6 +851,20 @@ def without_duplicates(items: list[T], key: Callable[[T], str], source: str) -> 
             stacklevel=2,
         )
     return kept
+
+
+def another_answer(prompt: Prompt, first: Prompt) -> str:
+    """What two prompts that say the same have for an answer, where it differs; else ""."""
+    answer, before = (one.columns.get("answer") for one in (prompt, first))
+    same = answer == before
+    return "" if same else f"{prompt.id} says {answer!r:.40} and {first.id} {before!r:.40}"
+
+
+def of_them(others: Sequence[str]) -> str:
+    """How many repeats have `another_answer`, and which first, behind what was left out."""
+    more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+    named = f", {len(others)} of them with another answer ({'; '.join(others[:3])}{more})"
+    return named if others else ""
 
 
 def _columns_of(prompt: Prompt, names: set[str]) -> str:

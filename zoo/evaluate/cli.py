@@ -119,7 +119,7 @@ def _other_data(config: RunConfig, overrides: Sequence[str]) -> str | None:
     from omegaconf import OmegaConf
 
     from zoo.compose import option_of
-    from zoo.instantiate import complete, resolved
+    from zoo.instantiate import resolved
 
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
     record = Path(config.model.path or "").expanduser().parent / "config.yaml"
@@ -130,7 +130,7 @@ def _other_data(config: RunConfig, overrides: Sequence[str]) -> str | None:
         trained_on = dict(read["data"])
     except Exception:  # it is not needed for the scores, and may be of something else
         return None
-    now = resolved(complete(config))["data"]
+    now = resolved(config)["data"]
     if all(now.get(k) == v or f"data.{k}" in keys for k, v in trained_on.items()):
         return None
     name, settings = option_of("data", trained_on)
