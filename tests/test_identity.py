@@ -190,6 +190,36 @@ LEANING = {
         "from leans_on import J\nclass f:\n  j = J()",
         "class J:\n  def g(self, c): return VALUE",
     ),
+    "class of a factory": (
+        "def make(v):\n  class J:\n    def g(self, c): return v\n  return J\nf = make(VALUE)",
+        "",
+    ),
+    "class of another module's factory": (
+        "from leans_on import make\nf = make(VALUE)",
+        "def make(v):\n  class J:\n    def g(self, c): return v\n  return J",
+    ),
+    "helper that a factory's class encloses": (
+        "from leans_on import h, make\nf = make(h)",
+        "def h(c): return VALUE\n"
+        "def make(v):\n  class J:\n    def g(self, c): return v(c)\n  return J",
+    ),
+    "default in a factory's class": (
+        "def make(v):\n  class J:\n    def g(self, c, w=v, *, x=v): return w\n  return J\n"
+        "f = make(VALUE)",
+        "",
+    ),
+    "subclass that registers itself in its base": (
+        "class B:\n  known = []\n  def __init_subclass__(cls): B.known.append(cls)\n"
+        "class P(B):\n  def g(self, c): return VALUE\n"
+        "def f(c): return [k().g(c) for k in B.known]",
+        "",
+    ),
+    "subclass that registers itself in its module": (
+        "known = {}\nclass B:\n  def __init_subclass__(cls): known[cls.__name__] = cls\n"
+        "class P(B):\n  def g(self, c): return VALUE\n"
+        "def f(c): return [k().g(c) for k in known.values()]",
+        "",
+    ),
     "made by a function": (
         "from leans_on import make\nj = make()\ndef f(c): return j(c)",
         "import functools, operator\ndef make(): return operator.itemgetter(VALUE)",

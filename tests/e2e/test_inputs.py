@@ -290,16 +290,65 @@ def test_a_folder_is_told_file_by_file(tmp_path: Path) -> None:
     assert list(altered(tmp_path, config)["files"]) == ["data.path: train.jsonl"]
 
 
+def test_a_folder_is_told_with_the_folders_in_it_but_for_runs_and_environments(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "corpus"
+    kept = ["data/deep/test.jsonl", "data/train.jsonl"]
+    left = ["runs/seed_0/rollouts.jsonl", "venv/lib/site.txt", ".cache/blob", "data/NOTES.md"]
+    left += ["outputs/default/report/table.csv", "data/__pycache__/loader.pyc"]
+    marks = ["runs/seed_0/meta.json", "venv/pyvenv.cfg"]
+    for name in (*kept, *left, *marks):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "data/round").symlink_to(folder)
+    node = ["algorithm=grpo", "data=hub", f"data.name={folder}", "reward=random"]
+    node += [f"output={folder}/outputs"]
+    config = structured(compose(node))
+    known = record(config)
+    assert list(known["files"]) == [f"data.name: {name}" for name in kept]
+    (tmp_path / RECORD).write_text(json.dumps(known))
+    (folder / kept[0]).write_text("other")
+    assert list(altered(tmp_path, config)["files"]) == [f"data.name: {kept[0]}"]
+
+
 def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("gi", "ma", "extractive"):
+    for name in ("gi", "ma", "extractive", "words", "corpus"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test.jsonl").write_text(name)
+
+    def told(*node: str) -> list[str]:
+        return list(record(structured(compose(["algorithm=grpo", *node])))["files"])
+
     node = ["data=math", "data.gsm8k=gi", "data.path=ma", "data.instruction=extractive"]
-    known = record(structured(compose(["algorithm=grpo", *node])))
-    assert list(known["files"]) == ["data.path: test.jsonl", "data.gsm8k: test.jsonl"]
+    assert told(*node) == ["data.path: test.jsonl", "data.gsm8k: test.jsonl"]
+    hub = ["data=hub", "data.name=ma", "data.split=gi", "reward=random"]
+    assert told(*hub) == ["data.name: test.jsonl"]
+    model = ["model=tiny_random", "model.tokenizer=words", "model.critic=ma"]
+    assert told(*model) == ["model.tokenizer: test.jsonl", "model.critic: test.jsonl"]
+
+
+def test_a_folder_is_told_by_a_plain_word_under_any_setting_of_a_strangers_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "data_of_a_stranger.py").write_text(
+        "from dataclasses import dataclass\nfrom zoo.data.arithmetic import Arithmetic\n"
+        "@dataclass(frozen=True)\nclass Corpus(Arithmetic):\n    folder: str = 'corpus'\n"
+    )
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.jsonl").write_text("text")
+    (tmp_path / "conf/data").mkdir(parents=True)
+    (tmp_path / "conf/data/corp.yaml").write_text(
+        "_target_: data_of_a_stranger.Corpus\nfolder: corpus\n"
+    )
+    node = [f"hydra.searchpath=[{tmp_path}/conf]", "algorithm=grpo", "data=corp"]
+    config = structured(compose(node))
+    assert list(record(config)["files"]) == ["data.folder: a.jsonl"]
 
 
 def change_weights(folder: Path) -> None:

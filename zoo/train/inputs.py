@@ -8,6 +8,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from zoo.types import Prompt
 RECORD = "inputs.json"  # in a run's folder
 THEN = ", "  # between the hashes of code that changed on the way
 GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
-FOLDER_KEYS = ("path", "gsm8k", "tokenizer", "critic")
+FOLDER_KEYS = ("path", "gsm8k", "tokenizer", "critic", "name")
 NOTES = (".md", ".log")  # files of a folder that no run reads
+NO_DATA = ("meta.json", "pyvenv.cfg")  # a folder with one is a run's or an environment
+MOST_FILES = 10_000  # of a folder, in the order of their names
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
 
@@ -35,19 +38,22 @@ def record(config: RunConfig) -> Record:
 
     Only what can change behind an unchanged configuration is here: `files` holds one entry for
     each file ("data.path: train.jsonl"), `code` one for each class and function of the user's
-    ("reward.function=mine.score").
+    ("reward.function=mine.score"). A folder counts with the folders in it. Under a setting of the
+    user's own classes a plain word is a folder where there is one, of zoo's where it asks for one.
     Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
     """
     files: dict[str, str] = {}
     code: dict[str, str] = {}
     values = resolved(config)
+    outputs = Path(config.output).expanduser().resolve()
     for group in GROUPS:
-        for setting, value in _strings(values.get(group), group):
+        for setting, value, foreign in _strings(values.get(group), group):
             key = setting.rsplit(".", 1)[-1]
             if key in CODE_KEYS:
                 code |= _source(setting, value)
             else:
-                files |= _hashes(setting, key, value)
+                asked = foreign or key.endswith(FOLDER_KEYS)
+                files |= _hashes(setting, value, asked, outputs)
     return {"files": files, "code": code}
 
 
@@ -233,19 +239,26 @@ def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:
+def _strings(value: Any, setting: str, foreign: bool = False) -> Iterator[tuple[str, str, bool]]:
+    """Setting, text, and whether the class or function that it is for is not zoo's."""
     if isinstance(value, Mapping):
+        if named := [value[key] for key in CODE_KEYS if isinstance(value.get(key), str)]:
+            foreign = not all(map(_ours, named))
         for key, inner in value.items():
-            yield from _strings(inner, f"{setting}.{key}")
+            yield from _strings(inner, f"{setting}.{key}", foreign)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _strings(inner, f"{setting}.{index}")
+            yield from _strings(inner, f"{setting}.{index}", foreign)
     elif isinstance(value, str) and value:
-        yield setting, value
+        yield setting, value, foreign
+
+
+def _ours(name: str) -> bool:
+    return name.startswith("zoo.")
 
 
 def _source(setting: str, name: str) -> dict[str, str]:
-    if name.startswith("zoo."):  # the commit in meta.json tells
+    if _ours(name):  # the commit in meta.json tells
         return {}
     # Code whose import fails is somebody else's error to name.
     with contextlib.suppress(ConfigError):
@@ -253,28 +266,40 @@ def _source(setting: str, name: str) -> dict[str, str]:
     return {}
 
 
-def _hashes(setting: str, key: str, value: str) -> dict[str, str]:
+def _hashes(setting: str, value: str, asked: bool, outputs: Path) -> dict[str, str]:
+    """Of the file or folder that a value names; `asked` is a value where one is asked for."""
     found: dict[str, str] = {}
     # A text that is no path, or a file that nobody may read, is told by its reader.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(value).expanduser()
         # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
-        if path.is_file() or "/" in value or key.endswith(FOLDER_KEYS):
-            for what, file in _files(setting, path):
+        if path.is_file() or "/" in value or asked:
+            for what, file in _files(setting, path, outputs):
                 found[what] = _file_hash(file)
             if base := _adapted(path):
-                for what, file in _files(f"{setting} → its base {base}", base):
+                for what, file in _files(f"{setting} → its base {base}", base, outputs):
                     found[what] = _file_hash(file)
     return found
 
 
-def _files(what: str, path: Path) -> Iterator[tuple[str, Path]]:
+def _files(what: str, path: Path, outputs: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield what, path
-    elif path.is_dir():
-        for file in sorted(path.iterdir()):
-            if file.is_file() and not file.name.startswith(".") and file.suffix not in NOTES:
-                yield f"{what}: {file.name}", file
+    for file in islice(_inside(path, {outputs}), MOST_FILES) if path.is_dir() else ():
+        yield f"{what}: {file.relative_to(path).as_posix()}", file
+
+
+def _inside(folder: Path, left: set[Path]) -> Iterator[Path]:
+    """The files of a folder and of those in it, but for notes, runs and what is `left` out."""
+    if folder.resolve() in left:  # a link in a circle, say
+        return
+    for item in sorted(folder.iterdir()):
+        if item.name.startswith((".", "__pycache__")):
+            continue
+        if item.is_file() and item.suffix not in NOTES:
+            yield item
+        elif item.is_dir() and not any((item / name).exists() for name in NO_DATA):
+            yield from _inside(item, {*left, folder.resolve()})
 
 
 def _adapted(folder: Path) -> Path | None:
