@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,11 +21,14 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
-from zoo.compose import FOLDERS, GROUPS, compose
+from zoo.compose import FOLDERS, GROUPS, compose, config_dir
 from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import complete, config_hash, run_dir, structured
 from zoo.launch import expand
 from zoo.measure.files import RecordError
+from zoo.rewards.random_reward import Random
+from zoo.train.claim import announce, claim, claimed
+from zoo.train.lock import FolderLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -55,6 +59,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
 # ------------------------------------------------------------------------ a tour of mistakes
 
+RANDOM_PART = (
+    "write '+data.parts.math.reward={_target_: zoo.rewards.random_reward.Random, …}' with its "
+    "settings, behind ~data.parts.math.reward where"
+)
 # (arguments, what the block must say: the value, and what to do)
 MISTAKES: list[tuple[str, list[str]]] = [
     # groups and options
@@ -139,6 +147,22 @@ MISTAKES: list[tuple[str, list[str]]] = [
             "+data.parts.NAME={…}",
             "~data.parts +data.parts",
         ],
+    ),
+    *(
+        (f"data=mixture reward=null {sign}data.parts.math.{given}", [told, RANDOM_PART])
+        for sign, given, told in (
+            ("", "rewrad=random", "there is no setting data.parts.math.rewrad"),
+            ("", "reward=random", "there is no setting data.parts.math.reward "),
+            ("+", "reward=random", "data.parts.math.reward is 'random', the name of an option"),
+        )
+    ),
+    (
+        "data=mixture reward=null data.parts.math.reward._target_=a.B",
+        ["there is no setting data.parts.math.reward._target_", "write '+data.parts.math.reward={"],
+    ),
+    (
+        "data=mixture reward=null +data.parts.math.reward=3",
+        ["data.parts.math.reward must be a mapping", "Write {_target_: package.module.Class, …}"],
     ),
     (
         "model=hub model.path=x model.architecture.hidden_size=32",
@@ -247,6 +271,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("doctor --config-dir nowhere", ["nowhere", "does not exist"]),
     ("evaluate grpo", ["'grpo'", "Did you mean algorithm=grpo?"]),
     ("evaluate model=tinny", ["model=tinny", "Did you mean model=tiny?"]),
+    ("evaluate model", ["model names no model", "model=tiny, or model=FOLDER"]),
+    ("evaluate data=digits model=", ["model= names no model", "model=tiny, or model=FOLDER"]),
+    ("model=hub model.path=", ["model.path names no model, got ''", "Give a folder"]),
     ("evaluate model=tiny out=", ["out=", "no file", "out=scores.jsonl"]),
     ("evaluate model=tiny out=/dev", ["out=/dev", "Is a directory", "another file"]),
     (
@@ -333,6 +360,43 @@ def test_mistake_gives_one_short_block(
         # lines are wrapped between words
         assert word in " ".join(err.split()), err
     assert not [path for path in elsewhere.rglob("*") if path.is_file()]  # nothing was started
+
+
+def test_a_part_gets_a_reward_as_the_refusal_of_an_options_name_says(
+    elsewhere: Path, runs: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "data").mkdir()
+    part = "{weight: 1, _target_: zoo.data.digits.Digits"
+    own = "reward: {_target_: zoo.rewards.function.Function, fn: tests.e2e.faulty.coins}"
+    (elsewhere / "data" / "mine.yaml").write_text(
+        f"_target_: zoo.data.mixture.Mixture\nparts:\n  a: {part}, {own}}}\n  b: {part}}}\n"
+    )
+    command = ["--config-dir", ".", "data=mine", "reward=null"]
+    for name in ("rewrad", "reward"):
+        assert main([*command, f"data.parts.a.{name}=random"]) == 2
+        (new,) = re.findall(r"'(\+.*)'", " ".join(capsys.readouterr().err.split()))
+        assert new.endswith("random_reward.Random, …}")
+    new = new.replace(", …", "")
+    for words in ([new.replace(".a.", ".b.")], ["~data.parts.a.reward", new]):
+        assert main([*command, *words]) == 0
+    b, a = (run.data.verifier().rewards for run in runs)
+    assert b["b"] == a["a"] == Random() != b["a"]
+    assert main([*command, "data.parts.a.reward.fnn=x"]) == 2  # of the reward that the part has
+    assert "Did you mean data.parts.a.reward.fn=x?" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("wrong", ["lab/a", "tiny_sfd"])
+def test_only_recipes_are_offered_where_another_job_has_a_plain_word(
+    wrong: str, runs: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", f"experiment=lab,{wrong}", "algorithm=grpo"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    offered = err.partition("Options: ")[2].partition(".")[0].split(", ")
+    folder = config_dir() / "experiment"
+    assert offered == sorted(path.stem for path in folder.glob("*.yaml"))
+    assert main(["lab"]) == 2  # no option, though hydra has it by that name now
+    assert "experiment=lab" not in capsys.readouterr().err
+    assert main(["experiment=lab", "algorithm=grpo"]) == 0 and runs[-1].experiment == "lab"
 
 
 @pytest.mark.parametrize("way", [["--cfg", "job"], [], ["-m", "seed=0,1"]])
@@ -868,6 +932,38 @@ def test_unexpected_error_leaves_its_traceback_in_the_folder_of_the_run(
     assert str(folder / "error.txt") in " ".join(err.split())
     text = (folder / "error.txt").read_text()
     assert text.startswith("Traceback") and 'raise RuntimeError("the sky fell' in text
+    assert claimed(folder)  # so that a sweep reads it there
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_error_before_a_run_begins_is_not_written_into_the_folder_of_one_that_runs(
+    rank: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import zoo.train.run
+
+    folder = tmp_path / "default" / "mine" / "seed_0"
+    folder.mkdir(parents=True)
+
+    def fail(config: RunConfig) -> None:
+        announce(folder)
+        if began:
+            claim(folder)
+        raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(zoo.train.run, "run", fail)
+    monkeypatch.setenv("RANK", rank)
+    began, lock = False, FolderLock(folder)
+    lock.acquire()  # of another run
+    assert main([f"output={tmp_path}", "name=mine"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "The traceback is above" in err
+    assert not list(folder.glob("error*"))
+    lock.release()
+    began = True
+    assert main([f"output={tmp_path}", "name=mine"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    (error,) = folder.glob("error*")
+    assert error.name == ("error.txt" if rank == "0" else "error.rank1.txt")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from rich.console import Console
 
 from zoo.config import ConfigError
 from zoo.launch import LaunchResult, Status, clock, expand, launch, sweep, swept
+from zoo.train.lock import FolderLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # A job in a few lines: `id=…` names its folder, `do=…` says what happens. It keeps the contract
-# of a run: it tells its folder, returns at once when its summary is there, and writes it last.
+# of a run: it tells its folder and that it has begun there, returns at once when its summary is
+# there, and writes it last.
 JOB = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -32,10 +34,17 @@ if do == "refuse":
     print("zoo: error: algorithm=grop does not exist")
     Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder))
     sys.exit(2)
+if do.startswith("beside"):  # another run begins in the folder while this one looks at it
+    Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder) + "\\n")
+    for name in values["files"].split(","):
+        (folder / name).write_text("seed: 0")
+    if do == "beside_killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("another process is running")
+    sys.exit(int(values["status"]))
 folder.mkdir(exist_ok=True)
-Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder))
+Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(f"{folder}\\nbegun\\n")
 if do == "refuse_late":
-    (folder / "config.yaml").write_text("seed: 0")
     print("no pairs")
     sys.exit(2)
 if (folder / "summary.json").exists():
@@ -231,6 +240,36 @@ def test_a_refused_job_writes_nothing_and_its_message_is_shown_once(command, tmp
 def test_a_run_refused_after_it_began_keeps_the_reason_in_its_folder(command, tmp_path):
     run(command, "id=a do=refuse_late")
     assert "no pairs" in (tmp_path / "a" / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("files", ["config.yaml", "config.yaml,meta.json", "error.txt"])
+@pytest.mark.parametrize("end", ["beside status=2", "beside status=1", "beside_killed"])
+def test_a_job_that_did_not_begin_writes_nothing_beside_the_run_that_did(
+    command, tmp_path, end, files
+):
+    (tmp_path / "a").mkdir()
+    result, _ = run(command, f"id=a do={end} files={files}")
+    reason = "SIGKILL" if end == "beside_killed" else "another process is running"
+    assert reason in result.jobs[0].error
+    written = {path.name: path.read_text() for path in (tmp_path / "a").iterdir()}
+    assert written == dict.fromkeys(files.split(","), "seed: 0")
+
+
+def test_the_folder_of_a_failed_job_that_another_run_has_by_now_is_left_alone(command, tmp_path):
+    lock = FolderLock(tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    lock.acquire()
+    result, _ = run(command, "id=a do=kill")
+    assert "SIGKILL" in result.jobs[0].error and not (tmp_path / "a" / "error.txt").exists()
+    lock.release()
+    run(command, "id=a do=kill")
+    assert "SIGKILL" in (tmp_path / "a" / "error.txt").read_text()
+
+
+def test_a_reason_that_cannot_be_written_leaves_the_other_jobs_alone(command, tmp_path):
+    (tmp_path / "a" / "error.txt").mkdir(parents=True)
+    result, _ = run(command, "id=a do=kill", "id=b")
+    assert "SIGKILL" in result.jobs[0].error and result.jobs[1].status is Status.finished
 
 
 def test_a_command_that_does_not_exist_is_a_failed_job():

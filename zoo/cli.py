@@ -707,6 +707,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> str:
     """Write the traceback into the run folder and say in two lines what happened."""
     from zoo.measure.files import RecordError
+    from zoo.train.claim import claim, claimed
+    from zoo.train.lock import FolderLock
 
     text = "".join(traceback.format_exception(error))
     gone = ""
@@ -717,14 +719,22 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
         text += f"\n{gone}\n" * bool(gone)
     rank = os.environ.get("RANK", "0")
     path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
+    lock = FolderLock(folder)
     try:
         if not isinstance(error, RecordError):  # else it may have been moved, and come back
             folder.mkdir(parents=True, exist_ok=True)
+        if rank == "0" and folder.is_dir():
+            lock.acquire()
+            claim(folder)
+        elif rank != "0" and not claimed(folder):  # whether process 0 has it is not known
+            raise ConfigError("the run had not begun there")
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"The traceback is in {path}."
-    except OSError as problem:
+    except (OSError, ConfigError) as problem:
         sys.stderr.write(text)
         where = f"The traceback is above: {path} cannot be written ({problem})."
+    finally:
+        lock.release()
     # The first line of a foreign error says most; ours are written to be read whole.
     lines = (str(error).strip() or "(no message)").splitlines()
     ours = type(error).__module__.startswith("zoo.")
@@ -732,7 +742,10 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     message = gone or message
     if len(message) > 600:
         message = message[:597] + "…"
-    how = "starts anew" if config.resume.name == "never" else "goes on from the last checkpoint"
+    how = "goes on from the last checkpoint"
+    if folder.is_dir() and not any(folder.glob("checkpoints/step_*")):
+        how = "begins anew, as there is no checkpoint yet"
+    how = "starts anew" if config.resume.name == "never" else how
     return (
         f"the run stopped: {type(error).__name__}: {message}\n{where}\n"
         f"With resume={config.resume.name} the same command {how}."

@@ -58,6 +58,7 @@ GROUPS = (
 _OF_ONE = GROUPS[:-1]  # of recipes there may be several
 _CHOICES = ("algorithm", "data", "model", "reward")  # what a job is about
 _MODULES = ("pkg://", "structured://")  # on hydra's search path
+_WORD_ONLY = "a plain word"  # who keeps an experiment that is no recipe, in hydra's store
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -325,14 +326,19 @@ def prepare(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> list[st
                     stacklevel=1,
                 )
         node = {"experiment": str(name)}
-        store.store(group="experiment", name=str(name), node=node, package="_global_")
+        store.store(str(name), node, "experiment", "_global_", _WORD_ONLY)
+    return _emptied(overrides)
+
+
+def _emptied(overrides: Sequence[str]) -> list[str]:
+    """The overrides with `~reward` for `reward=null`."""
     empty = {f"{group}=null": [f"~{group}"] for group in GROUPS} | {"experiment=null": []}
     return [new for override in overrides for new in empty.get(override, [override])]
 
 
 def _is_first(experiment: str, store: ConfigStore) -> bool:
     """Whether no job or process of this command has met the name before."""
-    from zoo.launch import RUN_DIR_FILE
+    from zoo.train.claim import RUN_DIR_FILE
 
     alone = RUN_DIR_FILE not in os.environ and os.environ.get("RANK", "0") == "0"
     return alone and f"{experiment}.yaml" not in store.repo.get("experiment", {})
@@ -514,6 +520,16 @@ def option_of(group: str, values: Mapping[str, Any]) -> tuple[str | None, dict[s
     return name, other
 
 
+def target_of(group: str, name: str) -> str | None:
+    """The `_target_` of an option, or None where there is no such option or it has none."""
+    with suppress(OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError):
+        for file in _homes(f"{group}/{name}", _folders())[:1]:
+            values = OmegaConf.to_container(OmegaConf.load(file))
+            target = values.get("_target_") if isinstance(values, dict) else None
+            return target if isinstance(target, str) else None
+    return None
+
+
 def _leaves(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -526,10 +542,21 @@ def options(group: str) -> list[Option]:
     """All choices of a group, in an open `hydra_session`; the folders on the path are searched."""
     loader = GlobalHydra.instance().config_loader()
     found, folders = [], _folders()
-    for name in loader.get_group_options(group, ObjectType.CONFIG):
+    for name in _offered(group, loader.get_group_options(group, ObjectType.CONFIG)):
         files = _homes(f"{group}/{name}", folders)
         found.append(Option(group, name, _description(files[0]) if files else ""))
     return found
+
+
+def _offered(group: str, names: Sequence[str]) -> list[str]:
+    """The options among hydra's, without the words that this command calls its experiments by."""
+    kept = ConfigStore.instance().repo.get(group, {})
+    words = {one.removesuffix(".yaml") for one, node in kept.items() if _is_word_only(node)}
+    return [name for name in names if name not in words]
+
+
+def _is_word_only(node: Any) -> bool:
+    return getattr(node, "provider", None) == _WORD_ONLY
 
 
 def _description(path: Path) -> str:
@@ -753,6 +780,7 @@ def _explain_missing(error: MissingConfigException) -> str:
     names = error.options
     if names is None:  # asked for by a file: hydra lists them for the command line alone
         names = [option.name for option in _options_quietly(group)]
+    names = _offered(group, names)
     near = did_you_mean(name, names, f"{group}=")
     for file in (folder / f"{missing}.yml" for folder in _folders()):
         if file.is_file():
@@ -803,6 +831,12 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
             "and leave others out with ~data.parts.NAME; ~data.parts +data.parts={…} has yours "
             "alone."
         )
+    part = re.match(r"(data\.parts\.[^.]+)\.([^.]+)(\.)?", key)
+    of_reward = part and f"{part[1]}.weight" in keys and nearest(part[2], ["reward"])
+    if part and of_reward and not (part[3] and f"{part[1]}.reward" in keys):
+        from zoo.data.mixture import how_to_reward
+
+        return f"there is no setting {key} (given: {given}). {how_to_reward(part[1], value)}"
     near = suggest_keys(key, keys)
     if "." not in key and (group_near := nearest(key, GROUPS)):
         near = group_near
@@ -864,7 +898,7 @@ def _chosen(overrides: Sequence[str]) -> dict[str, Any]:
     chosen = [
         one for one in overrides if one.lstrip("+").split("=")[0] in (*GROUPS, "hydra.searchpath")
     ]
-    for attempt in (chosen, []):
+    for attempt in (_emptied(chosen), []):
         try:
             if GlobalHydra.instance().is_initialized():
                 cfg = hydra_compose(CONFIG_NAME, overrides=attempt)

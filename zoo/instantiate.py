@@ -104,9 +104,11 @@ def build(node: Any, group: str) -> Any:
         node = plain(node)
     if not isinstance(node, Mapping):
         if node is None or isinstance(node, str | int | float | bool | list):
+            how = f"See `zoo --help` for the options of {group}."
+            if group not in CLASS_GROUPS:  # a setting of one
+                how = f"Write {{_target_: package.module.Class, …}} for {_show(node)}."
             raise ConfigError(
-                f"{group} must be a mapping with _target_, or an instance, got {_show(node)}. "
-                f"See `zoo --help` for the options of {group}."
+                f"{group} must be a mapping with _target_, or an instance, got {_show(node)}. {how}"
             )
         return node
     target = node.get("_target_")
@@ -282,8 +284,12 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def run_name(config: RunConfig) -> str:
-    """`config.name`, or the algorithm's name and the hash of the configuration."""
+def run_name(config: RunConfig, identity: str = "") -> str:
+    """`config.name`, or the algorithm's name and the hash of the configuration.
+
+    Args:
+        identity: that hash, as it was when the run began; default: of `config` as it is now.
+    """
     if config.name is not None:
         return config.name
     algorithm = build(config.algorithm, "algorithm")
@@ -293,7 +299,7 @@ def run_name(config: RunConfig) -> str:
             f"the name of {type(algorithm).__name__} is part of a folder of the output and must be "
             f"one plain word, got {label!r}. Correct the attribute `name` of the class."
         )
-    return f"{label}-{config_hash(config)}"
+    return f"{label}-{identity or config_hash(config)}"
 
 
 def run_dir(config: RunConfig) -> Path:
@@ -746,6 +752,11 @@ def _check_model(config: RunConfig) -> None:
             f"exactly one of model.path, model.architecture and model.recipe must be set, got "
             f"{found}: it says where the policy starts. For any model of a hub or a folder use "
             f"model=hub model.path=NAME; else set the others to null, as in model.recipe=null."
+        )
+    if model.path is not None and not model.path.strip():
+        raise ConfigError(
+            f"model.path names no model, got {model.path!r}. Give a folder, such as the policy/ of "
+            "a run, or a name of a hub; model=tiny needs neither."
         )
     if model.recipe is not None:
         from zoo.compose import check_recipe  # here, not at the top: it needs this module

@@ -35,11 +35,10 @@ from rich.text import Text
 
 from zoo.config import ConfigError
 from zoo.measure.progress import Courtesy
+from zoo.train.claim import RUN_DIR_FILE, announced
 
-RUN_DIR_FILE = "ZOO_RUN_DIR_FILE"  # a job writes the path of its run folder into this file
 TAIL_LINES = 60  # of a failed job's output that are kept
 MAX_JOBS = 10_000  # of a sweep
-REFUSED = 2  # exit status of a job whose configuration was refused
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a job that was asked to end
 
 
@@ -413,14 +412,14 @@ class _Launch:
         seconds = time.time() - job.started
         if job.reader is not None:
             job.reader.join(timeout=5)  # a grandchild may hold the pipe open
-        folder = None
+        folder, begun = None, False
         if job.run_dir_file.exists():
-            folder = Path(job.run_dir_file.read_text(encoding="utf-8").strip())
+            folder, begun = announced(job.run_dir_file)
         code = job.process.returncode
         status = self._status(code, folder, job.started)
         error = ""
         if status is Status.failed:
-            error = _failure(folder, code, list(job.tail), job.started)
+            error = _failure(folder if begun else None, code, list(job.tail), job.started)
         self._record(
             job.index,
             JobResult(
@@ -502,25 +501,26 @@ def _echo(stream: IO[bytes], tail: deque[str], prefix: str) -> None:
 
 
 def _failure(folder: Path | None, code: int, tail: list[str], started: float) -> str:
-    """The reason a job failed; where the job left none in its folder, it is written there."""
+    """The reason a job failed; where the job left none in its folder, it is written there.
+
+    The folder is None where the job had not begun in it: another run may be there.
+    """
     ended = f"ended by {_signal_name(-code)}" if code < 0 else f"exit status {code}"
     path = folder / "error.txt" if folder is not None else None
-    if path is not None and path.exists() and path.stat().st_mtime >= started - 1:
+    if path is not None and path.is_file() and path.stat().st_mtime >= started - 1:
         return path.read_text(encoding="utf-8", errors="replace").rstrip()
     if code == 0:
         ended += ", but without a summary"
     text = "\n".join([*tail, f"({ended})"])
-    # A refused job may have named the folder of another run: nothing is written there.
-    ours = path is not None and (code != REFUSED or _began(path.parent, started))
-    if path is not None and ours and path.parent.is_dir():
-        path.write_text(text + "\n", encoding="utf-8")
+    if path is not None and path.parent.is_dir():
+        from zoo.train.lock import FolderLock
+
+        lock = FolderLock(path.parent)
+        with suppress(ConfigError, OSError):  # another run began there meanwhile; a full disk
+            lock.acquire()
+            path.write_text(text + "\n", encoding="utf-8")
+        lock.release()
     return text
-
-
-def _began(folder: Path, started: float) -> bool:
-    """Whether a job that was started then has begun its run in this folder."""
-    written = [folder / name for name in ("config.yaml", "meta.json")]
-    return any(path.exists() and path.stat().st_mtime >= started - 1 for path in written)
 
 
 def _signal_name(number: int) -> str:

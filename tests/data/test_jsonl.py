@@ -50,6 +50,33 @@ def test_prompts_become_turns_with_golds_and_columns(tmp_path):
     assert data.offers == {"prompts"}
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"answer": "4\ud83d"}, "'answer' has half a character at position 1"),
+        ({"topic": "\ud83d"}, "'topic' has half a character at position 0"),
+        ({"notes": [{"by": "me"}, {"b\ud83d": 1}]}, "'notes' has half a character at position 1"),
+        ({"t\ud83d": 1}, "has half a character at position 1"),
+        ({"topic": "\U0001f600"}, ""),  # whole: both halves
+    ],
+)
+def test_half_a_character_is_refused_in_every_column(changed, told, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in [*questions(9), questions(1)[0] | changed | {"prompt": "?"}]
+        )
+    )
+    data = JSONL(path=str(path), heldout=0.0, max_malformed=0.2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(data.prompts()) == (9 if told else 10)
+    assert [told in str(one.message) and "line 10" in str(one.message) for one in caught] == (
+        [True] if told else []
+    )
+
+
 def test_raw_text_prompts_and_mapped_columns(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"q": f"Q{i}", "gold": str(i)} for i in range(9)])
     data = JSONL(path=path, columns={"prompt": "q", "answer": "gold"}, chat=False, heldout=0.0)

@@ -91,6 +91,11 @@ def test_offers_are_known_kinds_with_their_methods(offers: Any, found: str) -> N
         ([prompt(0, id=3)], "place 0: the prompt's id must be a text, got 3"),
         ([prompt(0, columns=None)], "the columns of prompt 'p0' must be a mapping, got None"),
         ([prompt(0, text=b"x")], "the text of prompt 'p0' must be a text, got b'x'"),
+        (
+            [prompt(0, columns={"answer": "4", "notes": [{"by": "x\ud83d"}]})],
+            "the columns of prompt 'p0' must be whole characters, got 'half a character at",
+        ),
+        ([prompt(0, text="x\ud83d")], "the text of prompt 'p0' must be whole characters"),
         ([prompt(0, text="")], "must have either messages or a text, got 'neither'"),
         ([prompt(0, messages=({"role": "user", "content": "b"},))], "got 'both'"),
         ([prompt(0, text=None, messages="hello")], "must be a tuple of turns, got 'hello'"),

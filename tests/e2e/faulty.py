@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import time
@@ -179,6 +180,18 @@ class SilentOnProcessOne(GRPO):
     def losses(self, batch, models):
         if os.environ.get("RANK") != "1":
             yield from super().losses(batch, models)
+
+
+@dataclass(frozen=True)
+class InfiniteOnProcessOne(GRPO):
+    """A loss that is infinite on one process, with a gradient that is finite on all."""
+
+    name: ClassVar[str] = "infinite_on_one"
+
+    def losses(self, batch, models):
+        for term in super().losses(batch, models):
+            more = math.inf if os.environ.get("RANK") == "1" else 0.0
+            yield replace(term, loss=term.loss + more)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ from tests.e2e.test_resume import RUNS, assert_same, lines
 from tests.train.test_checkpoint import put_in_the_way
 from zoo.config import ConfigError
 from zoo.measure.files import RecordError, remove
+from zoo.models.saved import HASHES
 from zoo.train.checkpoint import save_checkpoint
+from zoo.train.claim import RUN_DIR_FILE, announced, claimed
 from zoo.train.inputs import RECORD
 
 SFT = [*RUNS["sft"], "evaluate.every=0"]
@@ -284,7 +286,7 @@ ENDS = {
     "after the step": "zoo.measure.recorder:Recorder.step:5",
     "before the old best moves": "pathlib:Path.rename:3",
     "before the new best comes": "pathlib:Path.rename:4",
-    "before best.json": "zoo.train.session:write_json:4",
+    "before best.json": "zoo.train.session:write_json:2",
 }
 
 
@@ -395,6 +397,23 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert again["policy_hash"] == json.loads(before)["policy_hash"]
 
 
+def test_a_run_tells_its_launcher_whether_it_has_begun_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setenv(RUN_DIR_FILE, str(told))
+    output = tmp_path / "out"
+    run_small(output, *SFT, *BRIEF)
+    folder = folder_of(output).resolve()
+    assert announced(told) == (folder, True)
+    run_small(output, *SFT, *BRIEF)  # finished before
+    assert announced(told) == (folder, False)
+    (folder / "summary.json").unlink()
+    with FileLock(str(folder / ".lock")), pytest.raises(ConfigError, match="another process is"):
+        run_small(output, *SFT, *BRIEF)
+    assert announced(told) == (folder, False) and not claimed(folder)
+
+
 def delete_the_folder(folder: Path) -> None:
     shutil.rmtree(folder)
 
@@ -466,6 +485,7 @@ def test_a_run_whose_folder_is_taken_away_does_not_say_it_finished(
     if take in (delete_the_folder, move_the_folder):
         assert not folder.exists()
     elif take in (delete_the_lock, replace_the_lock):  # nothing else is wrong: it goes on
+        assert not (folder / "error.txt").exists()  # it may be another run's by now
         monkeypatch.setattr(Recorder, "step", record)
         assert run_small(tmp_path, *SFT, "train.checkpoint_every=4")["status"] == "finished"
 
@@ -588,6 +608,9 @@ def test_a_start_that_vanished_or_changed_is_named_on_resume(
     file = start_folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"model.safetensors is not the file that was saved"):
+        run_small(tmp_path / "run", *options)
+    (start_folder / HASHES).unlink()
     with pytest.raises(ConfigError, match=r"model .*policy' could not be loaded"):
         run_small(tmp_path / "run", *options)
     file.write_bytes(whole)
@@ -677,6 +700,7 @@ def test_an_altered_recipe_is_refused(tmp_path: Path) -> None:
     weights = load_file(policy / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1
     save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
+    (policy / HASHES).unlink()
     altered = weights_hash(load_model(ModelConfig(path=str(policy))))
     with pytest.raises(ConfigError, match=r"model.recipe=mine .* were altered .* Delete"):
         check_untouched("mine", policy, altered)

@@ -96,6 +96,23 @@ def test_past_the_limit_the_run_stops_and_names_rows_and_file(
 
 
 @pytest.mark.parametrize(
+    ("every", "told"),
+    [(1, "goes on from the last checkpoint."), (0, "begins anew, as there is no checkpoint yet.")],
+)
+def test_what_the_same_command_does_after_a_stop_depends_on_there_being_a_checkpoint(
+    every: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(monkeypatch, {2, 3}, row=0)
+    words = ["algorithm=grpo", "train.max_bad_updates=2", *QUICK, f"train.checkpoint_every={every}"]
+    assert main([*SMALL, f"output={tmp_path}", *words]) == 1
+    assert f"the same command {told}" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
     ("rows", "told"),
     [
         ([], "all rows (each is finite by itself; prompts p0, p1, p2, p3, p4, p5, …)"),

@@ -62,6 +62,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"output": str(base / "two" / name), "overrides": [*overrides, *ONE_STEP]}
         for name, overrides in ALGORITHMS.items()
     ]
+    infinite = ["algorithm=grpo", "algorithm._target_=tests.e2e.faulty.InfiniteOnProcessOne"]
+    jobs.append({"output": str(base / "infinite"), "overrides": [*infinite, *ONE_STEP]})
     jobs.append({"output": str(base / "one_then_two"), "overrides": SFT})
     jobs.append({"output": str(base / "two_then_one"), "overrides": SFT, "stop_after": 2})
     (base / "jobs.json").write_text(json.dumps(jobs))
@@ -131,6 +133,17 @@ def test_no_signal_is_lost_where_another_process_has_less(name: str, outputs: Pa
     assert one["entropy/sampled"] == pytest.approx(two["entropy/sampled"], rel=1e-6)
     if name == "dapo":  # the other process was filled up with three groups, and reads one of them
         assert (one["skipped/groups"], two["skipped/groups"]) == (0, pytest.approx(2 / 6))
+
+
+def test_the_infinite_loss_of_one_process_is_refused_by_both(outputs: Path) -> None:
+    folder = folder_of(outputs / "infinite")
+    (only,) = metrics(outputs / "infinite")
+    assert only["skipped_updates"] == 1 and "grad_norm/policy" not in only
+    assert "step 1: update refused, loss/policy is inf; " in (folder / "warnings.jsonl").read_text()
+    kept = {path.name for path in folder.glob("bad_batch*")}
+    assert kept == {"bad_batch_step_000001.pt", "bad_batch_step_000001.rank1.pt"}
+    for file in (folder / "checkpoints/step_000001").glob("optimizer_*.pt"):
+        assert not torch.load(file, weights_only=True)["state"]  # that of no update
 
 
 @pytest.mark.parametrize("name", ["one_then_two", "two_then_one"])

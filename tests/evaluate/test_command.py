@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import REPOSITORY
 from tests.e2e.small import SMALL, folder_of, run_small
+from tests.e2e.start import started_from
 from zoo.cli import main
 from zoo.compose import option_of
 from zoo.evaluate.cli import print_scores
@@ -61,6 +65,37 @@ def test_settings_of_the_run_that_the_command_leaves_out_are_told(
     for given, told in ((same, False), (same[:-1], True)):
         assert main(["evaluate", f"model={folder_of(tmp_path)}", *given, *QUICK]) == 0
         assert ("trained on data=arithmetic" in capsys.readouterr().out) is told
+
+
+@pytest.mark.parametrize("place", ["policy", "best"])
+@pytest.mark.parametrize("kind", ["altered", "gone"])
+def test_weights_that_are_not_those_that_were_saved_are_refused(
+    kind: str, place: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, few = tmp_path / place, ["data=arithmetic", *FEW, *QUICK]
+    shutil.copytree(run / place, folder)
+    record = folder / {"policy": "sha256.json", "best": "best.json"}[place]
+    known = json.loads(record.read_text())["sha256"]
+    saved = (folder / "model.safetensors").read_bytes()
+    assert known == {"model.safetensors": hashlib.sha256(saved).hexdigest()}
+    assert main(["evaluate", f"model={folder}", *few]) == 0
+    if kind == "gone":
+        save_file(load_file(folder / "model.safetensors"), folder / "other.safetensors")
+        (folder / "model.safetensors").unlink()
+    else:  # the lowest bit of one weight, which is as finite as it was
+        spoilt = bytearray(saved)
+        spoilt[-4] ^= 1
+        (folder / "model.safetensors").write_bytes(spoilt)
+    capsys.readouterr()
+    for command in (["evaluate", f"model={folder}"], [*SMALL, *started_from(folder)]):
+        words = few if command[0] == "evaluate" else [f"output={tmp_path / 'out'}", "train.steps=1"]
+        assert main([*command, *words]) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        what = "is gone" if kind == "gone" else "is not the file that was saved"
+        assert f"model.safetensors {what}" in told and f"delete {record}" in told
+    if kind == "altered":
+        record.unlink()
+        assert main(["evaluate", f"model={folder}", *few]) == 0
 
 
 def test_a_run_that_trained_a_reward_model_is_told_of(

@@ -236,6 +236,12 @@ def test_metrics_are_complete_after_sigkill_and_wandb_after_resume(tmp_path):
     assert curve == own
 
 
+def test_half_a_character_in_a_name_does_not_end_wandb(tmp_path, capfd):
+    with recorder(tmp_path, wandb="offline") as record:
+        record.step(1, 1, {"reason/half \ud83d": 0.5})
+    assert read_lines(tmp_path / "warnings.jsonl") == []
+
+
 def test_wandb_has_the_curves_late_evaluations_and_a_bounded_table(tmp_path, capfd):
     total = 200
     with recorder(tmp_path, wandb="offline", total_steps=total, rollouts_per_step=20) as record:

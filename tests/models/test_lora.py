@@ -38,6 +38,7 @@ from zoo.models.lora import (
 from zoo.models.policy import Policy
 from zoo.models.reference import shared_reference
 from zoo.models.reward_model import from_policy, merged_reward_model
+from zoo.models.saved import record_hashes
 from zoo.rollout.decoding import BlockDecoding, PlainDecoding
 from zoo.rollout.engine import Sampling
 from zoo.rollout.lean import LeanDecoding
@@ -390,6 +391,24 @@ def test_a_saved_adapter_is_read_by_peft_and_by_us(base: Path, dtype: str | None
     assert all(p.requires_grad for p in merged.parameters()) and not adapted(merged)
     assert merged.state_dict().keys() == llama().state_dict().keys()
     assert len(load_tokenizer(ModelConfig(path=str(folder)))) == len(arithmetic_tokenizer())
+
+
+@pytest.mark.parametrize("rank", [3, None])
+def test_an_adapter_that_is_not_the_one_that_was_saved_is_refused(
+    base: Path, rank: int | None
+) -> None:
+    model, _ = trained_on(base)
+    folder = base.parent / "adapter"
+    save_policy(model, arithmetic_tokenizer(), folder)
+    record_hashes(folder)
+    config = settings(path=str(folder)) if rank else ModelConfig(path=str(folder))
+    load_trained(config)
+    file = folder / "adapter_model.safetensors"
+    spoilt = bytearray(file.read_bytes())
+    spoilt[-4] ^= 1
+    file.write_bytes(spoilt)
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors is not the file .* delete"):
+        load_trained(config)
 
 
 def test_an_adapter_is_trained_further(base: Path) -> None:

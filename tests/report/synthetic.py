@@ -124,9 +124,11 @@ def write_run(
                 "update": 3_000_000,
                 "evaluate": 4_000_000,
             },
-            "final": {"heldout": {"accuracy": evaluations[-1].get("accuracy")}}
-            if evaluations
-            else {},
+            "final": {
+                line["set"]: {"accuracy": line.get("accuracy")}
+                for line in evaluations
+                if line["set"] == "heldout"
+            },
             **(summary or {}),
         }
         (folder / "summary.json").write_text(json.dumps(whole))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.synthetic import evaluation, guard, write_run
+from tests.report.synthetic import evaluation, guard, write_lines, write_run
 from zoo.config import PEER_GONE
 from zoo.report.concerns import concerns
 from zoo.report.runs import arms_of, read_runs
@@ -141,6 +142,87 @@ def test_records_that_were_cut_after_the_end_are_named(tmp_path: Path):
         (text,) = found(folder)
         assert text.startswith(said)
         (folder / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_trained_run_without_metrics_is_named_and_an_untrained_one_is_not(
+    there: bool, tmp_path: Path
+):
+    start = write_run(tmp_path, "none", steps=0, evaluations=[evaluation(0, RIGHT, [1] * 20)])
+    folder = run(tmp_path)
+    for path in (start / "metrics.jsonl", folder / "metrics.jsonl"):
+        path.write_text("") if there else path.unlink()
+    assert found(start) == []
+    (text,) = found(folder)
+    assert text.startswith("grpo, seed 0: metrics.jsonl is empty or gone") and str(folder) in text
+
+
+# Four problems sampled twice, four right of eight; two right greedily. One of two samples is right
+# with 1/2 (two problems) or 1 (one problem): pass@1 = 4/8, and pass@2 = 3/4.
+TRUE: dict[str, Any] = {
+    **evaluation(20, [[1, 0], [0, 1], [1, 1], [0, 0]], [1, 0, 1, 0]),
+    "pass@k": {"1": 0.5, "2": 0.75},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, ""),
+        ({"outcomes": [[1, 0], [0, 1], [1, 1], [0, 1]]}, "accuracy is 0.5, and its outcomes give"),
+        ({"greedy_outcomes": [1, 1, 1, 0]}, "greedy is 0.5, and its outcomes give 0.75"),
+        # as many right ones, on other problems
+        ({"outcomes": [[1, 0], [0, 1], [1, 0], [0, 1]]}, "pass@2 is 0.75, and its outcomes give 1"),
+        ({"accuracy": 0.625}, "accuracy is 0.625, and its outcomes give 0.5"),
+        ({"accuracy": None}, "accuracy is None, and its outcomes give 0.5"),
+        # older records: an abstention was null, and left out of the mean: 4 of 7
+        ({"outcomes": [[1, 0], [0, 1], [1, 1], [None, 0]], "accuracy": 4 / 7}, ""),
+        ({"outcomes": [[1, 0], [0, 1], [1, 1], [None, 1]]}, "accuracy is 0.5, and its outcomes"),
+        # preferences: a mean over prompts of means over their pairs, (1/2 + 1)/2
+        (
+            {
+                "outcomes": [[1, 0], [1]],
+                "accuracy": 0.75,
+                "problem_ids": ["p0", "p1"],
+                "greedy_outcomes": None,
+                "greedy": None,
+                "pass@k": None,
+            },
+            "",
+        ),
+        ({"outcomes": [[], [], [], []], "accuracy": None, "pass@k": {}}, ""),  # none was scored
+    ],
+)
+def test_an_evaluation_that_its_own_outcomes_do_not_give_is_named(
+    changed: dict[str, Any], said: str, tmp_path: Path
+):
+    texts = found(run(tmp_path, evaluations=[TRUE | changed]))
+    if not said:
+        assert texts == []
+    else:
+        assert texts[0].startswith(f"grpo, seed 0: evals.jsonl, heldout at step 20: {said}")
+        assert str(tmp_path / "exp" / "grpo" / "seed_0") in texts[0]
+
+
+def test_evaluations_of_another_run_than_the_summary_are_named(tmp_path: Path):
+    final = {key: TRUE[key] for key in ("step", "accuracy", "greedy", "n_problems", "samples")}
+    folder = run(
+        tmp_path,
+        evaluations=[TRUE, guard(20, 3.0)],
+        summary={"final": {"heldout": final, "guard": {"step": 20, "perplexity": 3.0}}},
+    )
+    assert found(folder) == []
+    for line, what in (
+        (evaluation(20, [[1, 0], [0, 1]], [1, 0]), "heldout .*n_problems 2, there 4"),
+        ({**TRUE, "step": 40}, "heldout .*step 40, there 20"),
+        (evaluation(20, [[1, 1]] * 4, [1, 0, 1, 0]), "heldout .*accuracy 1, there 0.5"),
+        (guard(20, 3.5), "guard .*perplexity 3.5, there 3"),
+    ):
+        others = [one for one in (TRUE, guard(20, 3.0)) if one["set"] != line["set"]]
+        write_lines(folder / "evals.jsonl", [*others, line])
+        (text,) = found(folder)
+        assert re.match(rf"grpo, seed 0: the last evaluation of {what}", text), text
+        assert str(folder) in text
 
 
 def test_unequal_budgets_are_named(tmp_path: Path):

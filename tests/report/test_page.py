@@ -101,6 +101,17 @@ def test_report_writes_every_file_and_prints_the_comparison(runs: Path, tmp_path
     assert "ppo, seed 0: unfinished at step 1 of 4" in printed.replace("\n", " ")
 
 
+def test_half_characters_in_records_are_spelled_out(tmp_path: Path):
+    half = "\ud83d"  # as JSON can hold, and no file in UTF-8
+    line = evaluation(2, [[1], [0]], [1, 0]) | {"reasons": {half: 0.5}}
+    text = sample(2, f"text {half}", 1) | {"answer": f"answer {half}", "reason": f"reason {half}"}
+    write_run(tmp_path, "grpo", evaluations=[line], samples=[sample(0, "text", 0), text])
+    out = tmp_path / "out"
+    assert main([str(tmp_path), "--out", str(out)]) == 0
+    page = (out / "page.html").read_text(encoding="utf-8")
+    assert "text \\ud83d" in page and "answer \\ud83d" in page
+
+
 def test_report_goes_beside_the_runs_by_default_and_is_no_run_itself(runs: Path):
     assert main([str(runs)]) == 0
     assert (runs / "report" / "page.html").exists()

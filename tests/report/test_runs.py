@@ -13,6 +13,7 @@ import pytest
 
 from tests.report.synthetic import evaluation, guard, write_lines, write_run
 from zoo.cli import main
+from zoo.report import runs_main
 from zoo.report.runs import (
     Measure,
     RunStatus,
@@ -98,6 +99,33 @@ def test_a_damaged_summary_is_an_error_with_its_path(tmp_path: Path):
     (folder / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json"):
         read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("summary", "meta", "refused"),
+    [
+        ({"config_hash": "a1"}, {"config_hash": "a1", "seed": 0}, ""),
+        ({"config_hash": "a1"}, {}, ""),  # an older record says nothing
+        ({}, {"config_hash": "a1"}, ""),
+        ({"config_hash": "b2"}, {"config_hash": "a1"}, r"config_hash is 'b2', .*began with 'a1'"),
+        ({"seed": 3}, {}, "seed is 3, .* began with 0"),
+    ],
+)
+def test_the_summary_of_another_run_is_refused(
+    summary: dict[str, object],
+    meta: dict[str, object],
+    refused: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    folder = write_run(tmp_path, "grpo", summary=summary, meta=meta)
+    damaged: dict[Path, str] = {}
+    assert len(read_runs([folder], damaged)) == (not refused)
+    assert runs_main([str(tmp_path)]) == 0
+    status = "damaged" if refused else "finished"
+    assert re.search(rf"grpo +0 +{status}", capsys.readouterr().out)
+    if refused:
+        assert re.search(refused, damaged[folder]) and str(folder) in damaged[folder]
 
 
 def evals(**changed: object) -> bytes:

@@ -369,6 +369,11 @@ def test_a_column_that_zoos_own_argument_hides_is_said(name):
     assert len(seen) == 1 and "mine" not in seen[0]
 
 
+class Unspeakable:
+    def __repr__(self):
+        return str(1 / 0)
+
+
 def by_length(prompts, completions):
     return [len(text) for text in completions]
 
@@ -408,6 +413,10 @@ def test_function_by_its_dotted_path():
     [
         ([1.0], r"reward fn returned 1 scores for 4 completions"),  # FAULTS B76
         ([1.0] * 3, r"reward fn returned 3 scores for 4 completions"),
+        (
+            [1.0, Unspeakable(), 1.0, 1.0],
+            r"gave <a Unspeakable whose repr raises ZeroDivisionError> .* to row 1",
+        ),
         ([1.0, "2", 1.0, 1.0], r"gave '2' \(str\) to row 1, whose text is 'bb'"),
         ([1.0, 1.0, math.nan, 1.0], r"gave nan \(float\) to row 2, whose text is 'ccc'"),
         ([1.0, 1.0, 1.0, math.inf], r"gave inf \(float\) to row 3, whose text is 'dddd'"),
@@ -528,8 +537,24 @@ def test_a_function_without_a_name_has_one_that_is_the_same_in_every_process(fn,
     assert Function(fn).label == name
 
 
+def test_half_characters_in_reasons_are_spelled_out():
+    """JSON holds them, and a file in UTF-8 does not; a reason alone ends no run."""
+    mine = ["", "b\ud83d", "c\U0001f600", "d"]
+
+    class Reward:
+        def __call__(self, prompts, completions):
+            return RewardOutput([1.0] * 4, reasons=mine)
+
+    prompts = [prompt(name=f"p{i}") for i in range(4)]
+    reasons = ask(Reward(), prompts, [completion("x")] * 4, Patience()).reasons
+    assert reasons == ["", r"b\ud83d", "c\U0001f600", "d"]
+    assert reasons[3] is mine[3]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_reward_sets_in_torch_is_set_back(fails):
+    cuda = torch.backends.cuda
+
     def settings():
         return (
             torch.is_grad_enabled(),
@@ -538,18 +563,25 @@ def test_what_a_reward_sets_in_torch_is_set_back(fails):
             torch.get_num_threads(),
             torch.get_deterministic_debug_mode(),
             torch.get_float32_matmul_precision(),
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
         )
 
-    def put(gradients, dtype, device, threads, deterministic, precision):
+    def put(gradients, dtype, device, threads, deterministic, precision, *attention):
         torch.set_grad_enabled(gradients)
         torch.set_default_dtype(dtype)
         torch.set_default_device(device)
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(deterministic)
         torch.set_float32_matmul_precision(precision)
+        for name, on in zip(("flash", "mem_efficient", "math", "cudnn"), attention, strict=True):
+            getattr(cuda, f"enable_{name}_sdp")(on)
 
     before = settings()
-    others = (False, torch.float64, torch.device("meta"), before[3] + 1, 1, "medium")
+    attention = [not on for on in before[6:]]
+    others = (False, torch.float64, torch.device("meta"), before[3] + 1, 1, "medium", *attention)
     seen = []
 
     def fn(completions):

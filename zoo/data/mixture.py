@@ -205,8 +205,8 @@ class Mixture:
             hint = missing_golds(part.data).replace("data.", f"{part.where}.")
             raise ConfigError(
                 f"{part.where} has no verifier, so its prompts could not be judged. Give it one: "
-                f"{part.where}.reward={{_target_: …}}; or set reward=NAME, which then judges all "
-                f"parts alike.{hint}"
+                f"'+{part.where}.reward={{_target_: …}}'; or set reward=NAME, which then judges "
+                f"all parts alike.{hint}"
             )
         return BySource({name: reward for name, reward in own.items() if reward is not None})
 
@@ -386,6 +386,9 @@ def _part(name: Any, node: Any) -> Part:
             f"out with ~{where}, or try {where}.weight=1.0."
         )
     reward: Any = settings.pop("reward", None)
+    if isinstance(reward, str):
+        told = how_to_reward(where, reward)
+        raise ValueError(f"{where}.reward is {reward!r}, the name of an option perhaps. {told}")
     if reward is not None:
         reward = build(reward, f"{where}.reward")
         if not isinstance(reward, Reward):
@@ -414,6 +417,18 @@ def _part(name: Any, node: Any) -> Part:
             f"make no such pairs. Set {where}.pair_with_gold=false."
         )
     return Part(name, float(weight), data, reward)
+
+
+def how_to_reward(where: str, name: str) -> str:
+    """How to give a part a reward on the command line, where its option's name was given for it."""
+    # Here, not at the top: options are hydra's.
+    from zoo.compose import target_of
+
+    target = target_of("reward", name) or "package.module.Class"
+    return (
+        f"A part's reward is a mapping: write '+{where}.reward={{_target_: {target}, …}}' with its "
+        f"settings, behind ~{where}.reward where the part has one already."
+    )
 
 
 @contextmanager

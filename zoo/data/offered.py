@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.data.rows import Ranking, reading_of
+from zoo.data.rows import Ranking, half_character_within, reading_of
 from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt
 
 ROWS = {
@@ -156,6 +156,9 @@ def _check_prompt(prompt: Any, where: str, place: int) -> None:
         texts = isinstance(turn, Mapping) and [turn.get("role"), turn.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
             refuse(f"a turn of prompt {prompt.id!r} must be {{role: text, content: text}}", turn)
+    for what in ("id", "columns", "text", "messages"):
+        if fault := half_character_within(getattr(prompt, what)):
+            refuse(f"the {what} of prompt {prompt.id!r} must be whole characters", fault)
     if bool(turns) == bool(prompt.text):
         found = "both" if turns else "neither"
         refuse(f"prompt {prompt.id!r} must have either messages or a text", found)

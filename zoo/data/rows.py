@@ -523,6 +523,9 @@ class Reader:
             columns |= {"answer": _plain_number(answer), "style": style}
         elif "answer" in self.columns:
             raise _BadRowError(f"no {self.columns['answer']!r} (answer)")
+        for name, kept in columns.items():
+            if fault := half_character_within((name, kept)):
+                raise _BadRowError(f"{name!r} has {fault}")
         turns: tuple[dict[str, str], ...] = ()
         text: str | None = None
         if isinstance(value, str) and value.strip():
@@ -660,6 +663,18 @@ def half_character(text: str) -> str:
     except UnicodeEncodeError as error:
         return f"half a character at position {error.start}"
     return ""
+
+
+def half_character_within(value: Any) -> str:
+    """`half_character` of the first text that has one, in whatever containers it lies."""
+    if isinstance(value, str):
+        return half_character(value)
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = itertools.chain(value.keys(), value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    return next(filter(None, map(half_character_within, parts)), "")
 
 
 def _check_unicode(text: str) -> str:

@@ -38,6 +38,11 @@ def main(argv: Sequence[str]) -> int:
         if key == "out":
             out = _writable(value)
         elif key == "model":
+            if not value:
+                raise ConfigError(
+                    f"{word} names no model. Write, for example, model=tiny, or model=FOLDER with "
+                    "a run's folder."
+                )
             overrides += model_overrides(value)
         else:
             overrides.append(word)

@@ -44,6 +44,7 @@ class Recorder:
         is_main: False on all processes but one.
         total_steps: steps of the whole run.
         title: the run's name on the terminal and in wandb.
+        group: of runs that differ in their seed, in wandb.
     Raises:
         RecordError: a file is shorter than its offset or was altered there, or cannot be written.
     """
@@ -58,6 +59,7 @@ class Recorder:
         is_main: bool = True,
         total_steps: int,
         title: str,
+        group: str | None = None,
     ):
         self.run_dir = Path(run_dir)
         self.is_main = is_main
@@ -93,6 +95,7 @@ class Recorder:
             mode=config.wandb,
             project=config.wandb_project,
             title=title,
+            group=group,
             config={**_run_config(self.run_dir), "meta": strict(meta)[0]},
             resumed=resumed,
             warn=self._warn_uncounted,

@@ -40,6 +40,7 @@ class WandbSink:
         mode: "offline", "online" (falls back to offline after 15 s) or "disabled".
         project: wandb's project.
         title: wandb's name of the run.
+        group: wandb's group of it.
         config: shown beside the curves.
         resumed: keep the id of the run before. Offline files of before are deleted: they lost their
             tail when the run was killed, and the caller logs the whole history again, as always
@@ -56,6 +57,7 @@ class WandbSink:
         mode: str,
         project: str,
         title: str,
+        group: str | None = None,
         config: Mapping[str, Any],
         resumed: bool,
         warn: Warn,
@@ -79,7 +81,7 @@ class WandbSink:
             common = {
                 "project": project,
                 "name": title,
-                "group": run_dir.parent.name or None,
+                "group": group,
                 "dir": str(run_dir),
                 "config": dict(config),
                 "settings": _settings(wandb),
@@ -115,7 +117,8 @@ class WandbSink:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the finite numbers among `values` at `step`, in any order of steps."""
         numbers = {
-            name: value
+            # Half a character in a name, as of an older record's reason, would end the sink.
+            name.encode(errors="backslashreplace").decode(): value
             for name, value in values.items()
             if isinstance(value, int | float) and math.isfinite(value)
         }

@@ -40,6 +40,7 @@ from zoo.models.lora import (
     resume_adapter,
     save_adapter,
 )
+from zoo.models.saved import check_saved
 from zoo.seeds import derive_seed
 
 
@@ -441,13 +442,14 @@ def from_hub(
     """`factory.from_pretrained` of a folder or a hub name; nothing is asked of an absent hub.
 
     Raises:
-        ConfigError: it could not be loaded, or its weights have other shapes than its config.json
-            says; `setting` is what to change.
+        ConfigError: it could not be loaded, its weights have other shapes than its config.json
+            says, or are not those that a run saved; `setting` is what to change.
     """
     path = Path(name).expanduser()
     local = path.exists()
     absent = not local and not hub_reachable()
     if "output_loading_info" in options:
+        check_saved(path, setting)
         options["ignore_mismatched_sizes"] = True  # refused below, in one sentence
     try:
         with _no_table_of_refused_weights(), _offline(absent):

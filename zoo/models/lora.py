@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from zoo.config import ConfigError, LoraConfig, ModelConfig
+from zoo.models.saved import check_saved
 from zoo.models.twin import cast_frozen
 from zoo.seeds import derive_seed
 
@@ -175,6 +176,7 @@ def load_merged(
             f"peft_type={kind} to weights. Start from the base ({setting}={name})."
         )
     _need_weights(path, setting, WEIGHTS, "adapter_model.bin")
+    check_saved(path, setting)
     try:
         with warnings.catch_warnings():  # peft asks for an attribute that transformers renamed
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
@@ -390,6 +392,7 @@ def resume_adapter(
                 f"below the head with weights of their own are trained by adapters here. {merging}"
             )
     _need_weights(path, setting, WEIGHTS)
+    check_saved(path, setting)
     try:
         saved = load_file(path / WEIGHTS).items()
         state = {key.removeprefix("base_model.model."): value for key, value in saved}

@@ -13,6 +13,7 @@ from typing import Any
 from zoo.config import ConfigError, ModelConfig
 from zoo.data.cache import locked
 from zoo.models.loading import cache_folder, with_fetched
+from zoo.train.claim import RUN_DIR_FILE, announced
 
 # Left over from a launcher of several processes; the recipe is one process of its own.
 LAUNCHER_VARIABLES = (
@@ -21,7 +22,7 @@ LAUNCHER_VARIABLES = (
     "WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
-    "ZOO_RUN_DIR_FILE",
+    RUN_DIR_FILE,
 )
 
 
@@ -65,7 +66,7 @@ def build_recipe(name: str) -> Path:
     with locked(home / name):
         pointer.unlink(missing_ok=True)  # what it says is told anew
         environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        environment["ZOO_RUN_DIR_FILE"] = str(pointer)
+        environment[RUN_DIR_FILE] = str(pointer)
         environment["ZOO_PARENT"] = str(os.getpid())  # an orphan would train on, without the lock
         overrides = [f"experiment={name}", f"output={home}", "measure.wandb=disabled"]
         # A finished run says so and returns at once, so this is also how the folder is found.
@@ -77,7 +78,7 @@ def build_recipe(name: str) -> Path:
                 f"status {done.returncode}; its messages stand above."
             )
         try:
-            run_dir = Path(pointer.read_text(encoding="utf-8").strip())
+            run_dir, _ = announced(pointer)
         except OSError as error:
             raise ConfigError(
                 f"model.recipe={name} was run but left no word where ({error}). Set the "

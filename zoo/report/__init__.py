@@ -128,18 +128,24 @@ def write_report(
     pictures = {name: figures.png(figure) for name, figure in drawn.items()}
     for name, data in pictures.items():
         (out / name).write_bytes(data)
-    (out / "table.md").write_text(markdown(comparison), encoding="utf-8")
-    (out / "table.csv").write_text(csv_text(comparison), encoding="utf-8")
-    (out / "differences.csv").write_text(differences_csv(comparison), encoding="utf-8")
+    _write(out / "table.md", markdown(comparison))
+    _write(out / "table.csv", csv_text(comparison))
+    _write(out / "differences.csv", differences_csv(comparison))
     titled = {drawn[name].texts[0].get_text(): data for name, data in pictures.items()}
     html = page(title, arms, comparison, doubts, titled, record)
-    (out / "page.html").write_text(html, encoding="utf-8")
+    _write(out / "page.html", html)
     text = json.dumps(record, indent=2, ensure_ascii=False)
-    (out / "record.json").write_text(text + "\n", encoding="utf-8")
+    _write(out / "record.json", text + "\n")
     for doubt in doubts:
         terminal.print(Text(f"Note: {doubt}", style="yellow"))
     terminal.print(Text(f"Tables, figures and page: {out}"))
     return record
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a text; half a character, which a record or a folder's name may hold, is spelled
+    out."""
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _path(text: str) -> Path:

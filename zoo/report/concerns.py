@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from zoo.functional.statistics import paired_bootstrap
+from zoo.report.agreement import disagreements
 from zoo.report.runs import (
     LAST_STEPS,
     Arm,
@@ -27,6 +28,7 @@ SETTINGS = 4  # named of those in which the configurations of one name differ; t
 def concerns(arms: Sequence[Arm]) -> list[str]:
     """One sentence for each reason to doubt, the gravest first; empty if there is none."""
     return [
+        *_disagreements(arms),
         *_reward_against_independent(arms),
         *mixtures(arms),
         *_unequal_starts(arms),
@@ -36,6 +38,14 @@ def concerns(arms: Sequence[Arm]) -> list[str]:
         *_unequal_budgets(arms),
         *_unequal_conditions(arms),
         *_per_run(arms),
+    ]
+
+
+def _disagreements(arms: Sequence[Arm]) -> list[str]:
+    return [
+        f"{_name(arms, run)}: {told}. Do not trust its numbers ({run.folder})."
+        for run in _finished(arms)
+        for told in disagreements(run)
     ]
 
 
@@ -227,7 +237,6 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
                 f"{name}: {100 * truncated:.0f} % of the held-out completions were cut off by the "
                 "limit of new tokens; raise rollout.max_new_tokens."
             )
-        found += [f"{name}: {lost}: the file was cut after the run's end." for lost in _lost(run)]
         first, last = run.evaluation("guard", first=True), run.evaluation("guard")
         before = first.number("perplexity") if first is not None else None
         after = last.number("perplexity") if last is not None else None
@@ -240,18 +249,6 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
         if skipped:
             found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
     return found
-
-
-def _lost(run: Run) -> list[str]:
-    """What the summary of a finished run knows of, and its records do not."""
-    steps, lost = run.total("steps"), []
-    if run.metrics and steps is not None and run.step < steps:
-        lost.append(f"metrics.jsonl ends at step {run.step} of {steps:.0f}")
-    for name, scores in ((run.summary or {}).get("final") or {}).items():
-        last, step = run.evaluation(name), scores.get("step", 0)
-        if (last.step if last else 0) < step:
-            lost.append(f"evals.jsonl lacks the evaluation of {name} at step {step}")
-    return lost
 
 
 def _finished(arms: Sequence[Arm]) -> list[Run]:

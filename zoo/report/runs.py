@@ -150,7 +150,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        return str((self.summary or {}).get("name") or self.folder.parent.name)
+        # The folder's may be that of what a link led to; older records have no name elsewhere.
+        recorded = (self.summary or {}).get("name") or self.meta.get("name")
+        return str(recorded or self.folder.parent.name)
 
     @property
     def experiment(self) -> str:
@@ -317,6 +319,7 @@ def read_run(folder: Path) -> Run:
     try:
         run = _read_run(folder)
         _ask(run)
+        _check_summary(run)
     except READING as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"the run {folder} is damaged: {reason}") from error
@@ -340,6 +343,22 @@ def _ask(run: Run) -> None:
     for name, ask in asked.items():
         with _in_file(name):
             ask()
+
+
+def _check_summary(run: Run) -> None:
+    """Refuses the summary of another run; of older records nothing is known.
+
+    Raises:
+        ValueError: it is of another configuration or seed.
+    """
+    begun = {"config_hash": run.meta.get("config_hash"), "seed": run.seed}
+    for key, value in begun.items():
+        found = (run.summary or {}).get(key)
+        if None not in (found, value) and found != value:
+            raise ValueError(
+                f"summary.json is of another run: its {key} is {found!r}, and the run began with "
+                f"{value!r}. Restore it, or delete it: the same command writes it anew."
+            )
 
 
 @contextmanager

@@ -32,13 +32,13 @@ def wrong_name(name: Any) -> str:
     """What is wrong with the name of a component and what to do; "" where nothing is."""
     if name in RESERVED:
         return (
-            f"{name!r}, whose curve would be that of the whole reward "
+            f"{_short(name)}, whose curve would be that of the whole reward "
             f"({', '.join(f'reward/{one}' for one in RESERVED)}). Try {name}_1."
         )
     odd = not isinstance(name, str) or not name.isprintable() or "/" in name
     if odd or not name or name != name.strip():
         return (
-            f"{name!r:.80}, which cannot name the curve reward/NAME. Use a word without slashes, "
+            f"{_short(name)}, which cannot name the curve reward/NAME. Use a word without slashes, "
             "line breaks and blanks around it."
         )
     return ""
@@ -135,7 +135,7 @@ def check_output(
             str(key): check_scores(values, completions, f"{name}/{key}", rows, prompts)
             for key, values in output.components.items()
         },
-        reasons=list(reasons),
+        reasons=[_writable(reason) for reason in reasons],
     )
 
 
@@ -157,6 +157,18 @@ def _number(value: Any, row: int, text: str, prompt: str, name: str) -> float | 
     )
 
 
+def _writable(reason: str) -> str:
+    """The reason with half characters spelled out, which no file could hold; else itself."""
+    try:
+        reason.encode()
+    except UnicodeEncodeError:
+        return reason.encode(errors="backslashreplace").decode()
+    return reason
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # whatever a class of the user's raises
+        text = f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
     return text if len(text) <= 80 else text[:77] + "…"

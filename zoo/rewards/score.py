@@ -324,6 +324,9 @@ def _settings_of_the_process() -> Iterator[None]:
             (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)),
             (partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)),
         ]
+    cuda = torch.backends.cuda  # which attention a model may use, on every device
+    for kind in ("flash", "mem_efficient", "math", "cudnn"):
+        settings.append((getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp")))
     settings.append((folder, go_back))  # last: it may fail
     before = [get() for get, _ in settings]
     try:

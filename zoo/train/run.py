@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError, Resume, RunConfig
-from zoo.instantiate import complete, config_hash, resolved, run_dir
+from zoo.instantiate import complete, config_hash, resolved, run_dir, run_name
+from zoo.train.claim import announce, claim
 from zoo.train.inputs import RECORD, altered, check_alike, follow_code, record, unlike_siblings
 from zoo.train.lock import FolderLock
 
@@ -29,9 +30,7 @@ def run(config: RunConfig) -> dict[str, Any]:
     """
     config = complete(config)
     folder, identity = run_dir(config).resolve(), config_hash(config)
-    announce = os.environ.get("ZOO_RUN_DIR_FILE")
-    if announce:
-        Path(announce).write_text(f"{folder}\n", encoding="utf-8")
+    announce(folder)
     summary = finished(folder, identity, config)
     if summary is not None:
         from zoo.measure.progress import display
@@ -42,6 +41,7 @@ def run(config: RunConfig) -> dict[str, Any]:
 
     from zoo.build import check, make_accelerator, output_folder
     from zoo.distributed import from_main, is_main
+    from zoo.measure.files import RecordError
 
     accelerator = make_accelerator(config)
     check(config)
@@ -54,6 +54,8 @@ def run(config: RunConfig) -> dict[str, Any]:
             lock.acquire()
             summary = finished(folder, identity, config)  # another process may have run meanwhile
         summary = from_main(summary)
+        if summary is None:
+            claim(folder, tell=is_main())
     except BaseException:
         lock.release()
         raise
@@ -66,7 +68,8 @@ def run(config: RunConfig) -> dict[str, Any]:
     except BaseException:
         if is_main():
             # A full disk, or a text that no file can hold, must not hide what went wrong.
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RecordError):
+                lock.check()  # the folder may be another run's by now
                 (folder / "error.txt").write_text(
                     traceback.format_exc(), encoding="utf-8", errors="backslashreplace"
                 )
@@ -230,13 +233,15 @@ def _train(
             changed = follow_code(folder, config)
         else:
             made_of = record(config)
-            unlike = unlike_siblings(folder, identity, made_of)
+            unlike = unlike_siblings(run_dir(config), identity, made_of)
             write_text(folder / RECORD, json.dumps(made_of, indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
         for error in (folder / "error.txt", *folder.glob("error.rank*.txt")):
             remove(error)
+    name = run_name(config, identity)
     facts = {
         **meta(str(accelerator.device)),
+        "name": name,
         "config_hash": identity,
         "seed": config.seed,
         "n_processes": world_size(),
@@ -249,7 +254,8 @@ def _train(
         resume_offsets=checkpoint.manifest["offsets"] if checkpoint else None,
         is_main=is_main(),
         total_steps=config.train.steps,
-        title=f"{config.experiment}/{folder.parent.name}/seed_{config.seed}",
+        title=f"{config.experiment}/{name}/seed_{config.seed}",
+        group=name,
     )
     status, session = 1, None
     with Interrupt() as interrupt:

@@ -26,10 +26,11 @@ from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
 from zoo.models.loading import cache_folder
 from zoo.models.lora import load_trained_state, trained_state
+from zoo.models.saved import BEST, record_hashes, weight_hashes
 from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
-from zoo.train.checkpoint import Checkpoint, save_checkpoint, sha256
+from zoo.train.checkpoint import Checkpoint, save_checkpoint
 from zoo.train.figures import (
     bytes_by_component,
     reward_metrics,
@@ -44,7 +45,6 @@ from zoo.train.progress import Progress
 from zoo.train.summary import summarize
 from zoo.train.update import Updated
 
-BEST = "best.json"  # in the run's folder and in best/: which step it is of
 KEPT = ".best.kept"  # the last checkpoint's best policy, once a later one is in best/
 
 
@@ -319,9 +319,10 @@ class Session:
                 if self.run.policy is None and self.progress.evaluated_at != self.progress.step:
                     self.run.made.forget()  # what an evaluation said was of earlier weights
                 self.run.save(temporary)
-                if name == "best":
-                    hashes = {"sha256": _hashes(temporary)}
-                    write_json(temporary / BEST, (self.progress.best or {}) | hashes)
+                if name != "best":
+                    record_hashes(temporary)
+                else:
+                    record_hashes(temporary, BEST, **(self.progress.best or {}))
                     if self._saved_best is not None and _best_in(target) == self._saved_best:
                         remove(self.folder / KEPT)
                         target.rename(self.folder / KEPT)
@@ -611,14 +612,9 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
         if not isinstance(found, dict) or not _has_weights(folder):
             return None
         hashes = found.pop("sha256", None)  # older versions kept none
-        return None if unaltered and hashes and hashes != _hashes(folder) else found
+        return None if unaltered and hashes and hashes != weight_hashes(folder) else found
     except (OSError, ValueError):
         return None
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    """Of the weights in a saved policy's folder."""
-    return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def _has_weights(folder: Path) -> bool:

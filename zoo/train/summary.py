@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.build import Run
+from zoo.instantiate import run_name
 from zoo.measure.files import read_lines
 from zoo.measure.recorder import EVALS, METRICS
 from zoo.models.loading import weights_hash
@@ -33,8 +34,9 @@ def summarize(
     return {
         "status": "finished",
         "algorithm": run.algorithm.name,
-        "name": folder.parent.name,
-        "experiment": folder.parent.parent.name,
+        # Not the folders' names: any of them may be a link to elsewhere.
+        "name": run_name(run.config, config_hash),
+        "experiment": run.config.experiment,
         "seed": run.config.seed,
         "steps": progress.step,
         "updates": progress.updates,

@@ -1,0 +1,73 @@
+"""Hashes of saved weights: written beside them, and compared before they are loaded."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from zoo.config import ConfigError
+from zoo.measure.files import write_json
+from zoo.train.checkpoint import sha256
+
+BEST = "best.json"  # in best/, with the evaluation that the policy was best by
+HASHES = "sha256.json"  # in the folder of what a run made at its end
+
+
+def weight_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights in a saved model's folder."""
+    return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+
+
+def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
+    """Write the hashes of a folder's weights into it, for `check_saved`.
+
+    Args:
+        facts: what else the file says.
+    Raises:
+        RecordError: it cannot be written.
+    """
+    write_json(folder / name, {**facts, "sha256": weight_hashes(folder)})
+
+
+def check_saved(folder: Path, setting: str) -> None:
+    """Refuse weights that are no longer those that a run saved; without a record nothing is said.
+
+    Args:
+        setting: where the folder was given, for the message.
+    Raises:
+        ConfigError: names the file, and what to do.
+    """
+    for record in (folder / name for name in (HASHES, BEST)):
+        for name, known in _known(record).items():
+            file = folder / name
+            if not file.is_file():
+                what = f"{name} is gone"
+            elif _hash_of(file) != known:
+                what = f"{name} is not the file that was saved (its SHA-256 is another)"
+            else:
+                continue
+            raise ConfigError(
+                f"{setting}={folder}: {what}. Restore it from a copy; where you changed the "
+                f"weights on purpose, delete {record}."
+            )
+
+
+def _known(record: Path) -> dict[str, str]:
+    """The hashes in a record; {} in anybody else's file of that name."""
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))["sha256"]
+        return {str(name): str(known) for name, known in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _hash_of(file: Path) -> str:
+    status = file.stat()
+    return _remembered(file, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)  # a start is loaded again for each evaluation's drift
+def _remembered(file: Path, *_of_this_state: int) -> str:
+    return sha256(file)
