@@ -20,6 +20,7 @@ import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
 
+from zoo.claim import announce, claim, claimed
 from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
 from zoo.compose import FOLDERS, GROUPS, compose, config_dir
 from zoo.config import ConfigError, RunConfig
@@ -27,7 +28,6 @@ from zoo.instantiate import complete, config_hash, run_dir, structured
 from zoo.launch import expand
 from zoo.measure.files import RecordError
 from zoo.rewards.random_reward import Random
-from zoo.train.claim import announce, claim, claimed
 from zoo.train.lock import FolderLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -959,6 +959,11 @@ def test_an_error_before_a_run_begins_is_not_written_into_the_folder_of_one_that
     assert err.startswith("Traceback") and "The traceback is above" in err
     assert not list(folder.glob("error*"))
     lock.release()
+    (folder / "meta.json").write_text("{}")  # of another run, which has ended
+    assert main([f"output={tmp_path}", "name=mine"]) == 1
+    err = capsys.readouterr().err
+    assert "The traceback is above" in err and "same command" not in err
+    assert not list(folder.glob("error*"))
     began = True
     assert main([f"output={tmp_path}", "name=mine"]) == 1
     assert "Traceback" not in capsys.readouterr().err

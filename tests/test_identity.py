@@ -208,17 +208,15 @@ LEANING = {
         "f = make(VALUE)",
         "",
     ),
-    "subclass that registers itself in its base": (
-        "class B:\n  known = []\n  def __init_subclass__(cls): B.known.append(cls)\n"
-        "class P(B):\n  def g(self, c): return VALUE\n"
-        "def f(c): return [k().g(c) for k in B.known]",
-        "",
+    "argument of a decorator": (
+        "from leans_on import d\nLIMIT = VALUE\n@d(LIMIT)\ndef f(c): return c",
+        "import functools\ndef d(v):\n  def wrap(g):\n    @functools.wraps(g)\n"
+        "    def h(c): return g(c) + v\n    return h\n  return wrap",
     ),
-    "subclass that registers itself in its module": (
-        "known = {}\nclass B:\n  def __init_subclass__(cls): known[cls.__name__] = cls\n"
-        "class P(B):\n  def g(self, c): return VALUE\n"
-        "def f(c): return [k().g(c) for k in known.values()]",
-        "",
+    "helper of what is decorated": (
+        "from leans_on import d, g\n@d\ndef f(c): return g(c)",
+        "import functools\ndef g(c): return VALUE\ndef d(g):\n  @functools.wraps(g)\n"
+        "  def h(c): return g(c)\n  return h",
     ),
     "made by a function": (
         "from leans_on import make\nj = make()\ndef f(c): return j(c)",
@@ -481,8 +479,17 @@ def test_what_changes_while_code_runs_is_no_part_of_it(
         "  seen[c] = dice.random()\n  j.g()\n  count()\n"
         "  known.append(calls)\n  return h(c), __file__\n"
         "f.calls = 0\nseen.update(at=time.time())\n"
+        "def kept(g):\n  cache, began = {}, time.time()\n  @functools.wraps(g)\n"
+        "  def h(*c):\n    nonlocal began\n    began += 1\n    cache[began] = c\n"
+        "    return g(*c)\n  return h\n"
+        "@kept\ndef decorated(c): return c\n"
+        "class K:\n  @kept\n  def g(self, c): return c\n"
     )
     module = importlib.import_module("runs_on")
+    others = [identity(module.decorated), identity(module.K)]
+    module.decorated("a")
+    module.K().g("a")
+    assert [identity(module.decorated), identity(module.K)] == others
     before = identity(module.f)
     module.f("a")
     module.__file__ = "moved"

@@ -706,8 +706,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> str:
     """Write the traceback into the run folder and say in two lines what happened."""
+    from zoo.claim import claim, claimed
     from zoo.measure.files import RecordError
-    from zoo.train.claim import claim, claimed
     from zoo.train.lock import FolderLock
 
     text = "".join(traceback.format_exception(error))
@@ -719,14 +719,16 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
         text += f"\n{gone}\n" * bool(gone)
     rank = os.environ.get("RANK", "0")
     path = folder / ("error.txt" if rank == "0" else f"error.rank{rank}.txt")
-    lock = FolderLock(folder)
+    lock, begun = FolderLock(folder), claimed(folder)
     try:
         if not isinstance(error, RecordError):  # else it may have been moved, and come back
             folder.mkdir(parents=True, exist_ok=True)
         if rank == "0" and folder.is_dir():
             lock.acquire()
+            if not begun and (folder / "meta.json").exists():
+                raise ConfigError("a run is there, and this one had not begun")
             claim(folder)
-        elif rank != "0" and not claimed(folder):  # whether process 0 has it is not known
+        elif rank != "0" and not begun:  # whether process 0 has it is not known
             raise ConfigError("the run had not begun there")
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"The traceback is in {path}."
@@ -742,14 +744,14 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     message = gone or message
     if len(message) > 600:
         message = message[:597] + "…"
+    told = f"the run stopped: {type(error).__name__}: {message}\n{where}"
+    if not begun:  # what the folder holds may be another's
+        return told
     how = "goes on from the last checkpoint"
     if folder.is_dir() and not any(folder.glob("checkpoints/step_*")):
         how = "begins anew, as there is no checkpoint yet"
     how = "starts anew" if config.resume.name == "never" else how
-    return (
-        f"the run stopped: {type(error).__name__}: {message}\n{where}\n"
-        f"With resume={config.resume.name} the same command {how}."
-    )
+    return f"{told}\nWith resume={config.resume.name} the same command {how}."
 
 
 # ---------------------------------------------------------------------------------- help

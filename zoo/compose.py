@@ -338,7 +338,7 @@ def _emptied(overrides: Sequence[str]) -> list[str]:
 
 def _is_first(experiment: str, store: ConfigStore) -> bool:
     """Whether no job or process of this command has met the name before."""
-    from zoo.train.claim import RUN_DIR_FILE
+    from zoo.claim import RUN_DIR_FILE
 
     alone = RUN_DIR_FILE not in os.environ and os.environ.get("RANK", "0") == "0"
     return alone and f"{experiment}.yaml" not in store.repo.get("experiment", {})

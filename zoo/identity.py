@@ -38,12 +38,12 @@ def identity(value: Any) -> str:
     Of a function counts its source, what it encloses, the modules it imports, its defaults, and
     what it names of its module. Of these last two, functions, classes, modules and constants count
     as they are, others (objects, lists, what is made at run time or read from the environment) by
-    the statements that make them and the code that they keep. Of a module counts its source and
-    the modules it imports; of a functools.partial its parts; of an object its class and all its
-    attributes. Code of zoo and of libraries counts by its name alone, and what cannot be looked
-    into (a lock, a connection) by its type. Not noticed are edits that reach a global by another
-    name only: `alias = names; alias.append("more")`, `globals()["names"] = …`, `exec`,
-    `import_module("…")` in a function; and files that code reads itself.
+    the statements that make them. Of a module counts its source and the modules it imports; of a
+    functools.partial its parts; of an object its class and all its attributes. Code of zoo and of
+    libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
+    its type. Not noticed are edits that reach a global by another name only: `alias = names;
+    alias.append("more")`, `globals()["names"] = …`, `exec`, `import_module("…")` in a function,
+    classes that a base's `__init_subclass__` keeps; nor files that code reads itself.
     """
     return _Walk(value).of(value)[:8]
 
@@ -174,15 +174,14 @@ class _Walk:
             for key, item in vars(value).items():
                 if type(item) in _PLAIN and not written and not key.startswith("__"):
                     yield self._item(key, item)  # of a function's argument, say
-                yield from self._kept(item)
                 item = getattr(item, "fget", None) or getattr(item, "func", item)  # properties
                 item = getattr(item, "__func__", item)  # static methods and class methods
                 if not isinstance(item, types.FunctionType):
                     item = _wrapped(item) or item  # cached methods
                 if isinstance(item, types.FunctionType):
                     yield from self._named(item.__code__, item.__globals__)
-                    yield from (self.of(_content(cell)) for cell in item.__closure__ or ())
-                    if not written:
+                    if not written:  # what the function that makes the class was given
+                        yield from (self.of(_content(cell)) for cell in item.__closure__ or ())
                         keyed = item.__kwdefaults__ or {}
                         defaults = (*(item.__defaults__ or ()), *keyed.values())
                         yield from (self.of(d) for d in defaults if type(d) in _PLAIN)
@@ -194,6 +193,9 @@ class _Walk:
             cells = [_content(cell) for cell in value.__closure__ or ()]
             defaults, name = (value.__defaults__, value.__kwdefaults__), value.__qualname__
             made = self._made_by(namespace).get(name, ())
+            if cells and made:  # decorated: what the decorator keeps may be made at run time
+                yield self._making(name, namespace)
+                cells = [item for item in cells if isinstance(item, (*_CODE, functools.partial))]
             fixed = not made or self._constant(name, namespace)
             if len(made) > 1 or (any(defaults) and not fixed):
                 yield self._making(name, namespace)  # what is made at run time, or changed
@@ -239,16 +241,8 @@ class _Walk:
         if not told or (own and len(told) == 1):  # a notebook's, say
             fixed = own or isinstance(value, tuple | frozenset) or _wrapped(value) is not None
             told += [self.of(value)] if fixed else []
-        self._made[key] = _hash(name, *told, *self._kept(value))
+        self._made[key] = _hash(name, *told)
         return self._made[key]
-
-    def _kept(self, value: Any) -> list[str]:
-        """The code in a list or mapping, where it has a name: a registry's, whoever filled it."""
-        inside = value.values() if isinstance(value, dict) else value
-        if not isinstance(value, dict | list | tuple | set | frozenset):
-            return []
-        code = [item for item in list(inside) if isinstance(item, _CODE[:2]) and findable(item)]
-        return sorted(self.of(item) for item in code if self._looked_into(item.__module__))
 
     def _made_by(self, namespace: Mapping[str, Any]) -> dict[str, list[_Statement]]:
         """The statements of a module; of what is none, as a notebook's cells are, nothing."""

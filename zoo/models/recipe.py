@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zoo.claim import RUN_DIR_FILE, announced
 from zoo.config import ConfigError, ModelConfig
 from zoo.data.cache import locked
 from zoo.models.loading import cache_folder, with_fetched
-from zoo.train.claim import RUN_DIR_FILE, announced
 
 # Left over from a launcher of several processes; the recipe is one process of its own.
 LAUNCHER_VARIABLES = (

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
-from zoo.measure.files import write_json
-from zoo.train.checkpoint import sha256
+from zoo.measure.files import sha256, write_json
 
 BEST = "best.json"  # in best/, with the evaluation that the policy was best by
 HASHES = "sha256.json"  # in the folder of what a run made at its end

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zoo.measure.files import RecordError, remove, way_out
+from zoo.measure.files import RecordError, remove, sha256, way_out
 
 MANIFEST = "manifest.json"
 SELF = "sha256"  # of everything else in the manifest
@@ -189,8 +189,3 @@ def _own_hash(manifest: dict[str, Any]) -> str:
     facts = {key: value for key, value in manifest.items() if key != SELF}
     text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -22,9 +22,11 @@ from zoo.types import Prompt
 RECORD = "inputs.json"  # in a run's folder
 THEN = ", "  # between the hashes of code that changed on the way
 GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that may name a file
-FOLDER_KEYS = ("path", "gsm8k", "tokenizer", "critic", "name")
+# Settings whose plain words are folders, where there is one: data.split=test names none
+FOLDER_KEYS = ("path", "paths", "gsm8k", "tokenizer", "critic", "name")
+FOLDER_KEYS += ("folder", "folders", "dir", "dirs", "root", "corpus", "file", "files")
+WRITTEN = {"cache", "log", "logs", "out", "output", "outputs"}  # in names of what code writes
 NOTES = (".md", ".log")  # files of a folder that no run reads
-NO_DATA = ("meta.json", "pyvenv.cfg")  # a folder with one is a run's or an environment
 MOST_FILES = 10_000  # of a folder, in the order of their names
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
@@ -38,8 +40,8 @@ def record(config: RunConfig) -> Record:
 
     Only what can change behind an unchanged configuration is here: `files` holds one entry for
     each file ("data.path: train.jsonl"), `code` one for each class and function of the user's
-    ("reward.function=mine.score"). A folder counts with the folders in it. Under a setting of the
-    user's own classes a plain word is a folder where there is one, of zoo's where it asks for one.
+    ("reward.function=mine.score"). A folder counts with the folders in it, up to 10,000 files; of
+    one that holds the working directory, the home or the output, only the files in itself.
     Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
     """
     files: dict[str, str] = {}
@@ -47,13 +49,12 @@ def record(config: RunConfig) -> Record:
     values = resolved(config)
     outputs = Path(config.output).expanduser().resolve()
     for group in GROUPS:
-        for setting, value, foreign in _strings(values.get(group), group):
-            key = setting.rsplit(".", 1)[-1]
+        for setting, value in _strings(values.get(group), group):
+            key = next(part for part in reversed(setting.split(".")) if not part.isdigit())
             if key in CODE_KEYS:
                 code |= _source(setting, value)
-            else:
-                asked = foreign or key.endswith(FOLDER_KEYS)
-                files |= _hashes(setting, value, asked, outputs)
+            elif WRITTEN.isdisjoint(key.split("_")):
+                files |= _hashes(setting, key, value, outputs)
     return {"files": files, "code": code}
 
 
@@ -239,26 +240,19 @@ def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _strings(value: Any, setting: str, foreign: bool = False) -> Iterator[tuple[str, str, bool]]:
-    """Setting, text, and whether the class or function that it is for is not zoo's."""
+def _strings(value: Any, setting: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        if named := [value[key] for key in CODE_KEYS if isinstance(value.get(key), str)]:
-            foreign = not all(map(_ours, named))
         for key, inner in value.items():
-            yield from _strings(inner, f"{setting}.{key}", foreign)
+            yield from _strings(inner, f"{setting}.{key}")
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _strings(inner, f"{setting}.{index}", foreign)
+            yield from _strings(inner, f"{setting}.{index}")
     elif isinstance(value, str) and value:
-        yield setting, value, foreign
-
-
-def _ours(name: str) -> bool:
-    return name.startswith("zoo.")
+        yield setting, value
 
 
 def _source(setting: str, name: str) -> dict[str, str]:
-    if _ours(name):  # the commit in meta.json tells
+    if name.startswith("zoo."):  # the commit in meta.json tells
         return {}
     # Code whose import fails is somebody else's error to name.
     with contextlib.suppress(ConfigError):
@@ -266,14 +260,12 @@ def _source(setting: str, name: str) -> dict[str, str]:
     return {}
 
 
-def _hashes(setting: str, value: str, asked: bool, outputs: Path) -> dict[str, str]:
-    """Of the file or folder that a value names; `asked` is a value where one is asked for."""
+def _hashes(setting: str, key: str, value: str, outputs: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     # A text that is no path, or a file that nobody may read, is told by its reader.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(value).expanduser()
-        # A plain word is a folder's name only where a folder is asked for: data.split=test is none.
-        if path.is_file() or "/" in value or asked:
+        if path.is_file() or (value.strip("./") and "/" in value) or key.endswith(FOLDER_KEYS):
             for what, file in _files(setting, path, outputs):
                 found[what] = _file_hash(file)
             if base := _adapted(path):
@@ -285,21 +277,30 @@ def _hashes(setting: str, value: str, asked: bool, outputs: Path) -> dict[str, s
 def _files(what: str, path: Path, outputs: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield what, path
-    for file in islice(_inside(path, {outputs}), MOST_FILES) if path.is_dir() else ():
+        return
+    places = [place.resolve() for place in (Path.cwd(), Path.home(), outputs)]
+    broad = any(place.is_relative_to(path.resolve()) for place in places)
+    for file in islice(_inside(path, deep=not broad, seen=set()), MOST_FILES):
         yield f"{what}: {file.relative_to(path).as_posix()}", file
 
 
-def _inside(folder: Path, left: set[Path]) -> Iterator[Path]:
-    """The files of a folder and of those in it, but for notes, runs and what is `left` out."""
-    if folder.resolve() in left:  # a link in a circle, say
-        return
-    for item in sorted(folder.iterdir()):
-        if item.name.startswith((".", "__pycache__")):
-            continue
+def _inside(folder: Path, deep: bool, seen: set[Path]) -> Iterator[Path]:
+    """The files of a folder, and of those in it, but for notes, runs and what is hidden."""
+    seen.add(folder.resolve())  # links may lead in a circle
+    for item in _listed(folder):
         if item.is_file() and item.suffix not in NOTES:
             yield item
-        elif item.is_dir() and not any((item / name).exists() for name in NO_DATA):
-            yield from _inside(item, {*left, folder.resolve()})
+        elif deep and item.is_dir() and item.resolve() not in seen:
+            names = {inner.name for inner in _listed(item)}
+            if not (names >= {"meta.json", "config.yaml"} or "pyvenv.cfg" in names):
+                yield from _inside(item, deep, seen)
+
+
+def _listed(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # no folder, or one that nobody may read
+        found = sorted(folder.iterdir())
+        return [item for item in found if not item.name.startswith((".", "__pycache__"))]
+    return []
 
 
 def _adapted(folder: Path) -> Path | None:
@@ -315,7 +316,7 @@ def _file_hash(path: Path) -> str:
     return _hash(str(path.resolve()), status.st_size, status.st_mtime_ns)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4 * MOST_FILES)
 def _hash(path: str, size: int, stamp: int) -> str:
     """`stamp` is in the key so that a changed file is read anew; jobs of a sweep share the rest."""
     digest = hashlib.sha256(str(size).encode())

@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from zoo.claim import announce, claim
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir, run_name
-from zoo.train.claim import announce, claim
 from zoo.train.inputs import RECORD, altered, check_alike, follow_code, record, unlike_siblings
 from zoo.train.lock import FolderLock
 

@@ -330,6 +330,8 @@ class Session:
                 temporary.rename(target)
             except (OSError, RuntimeError, SafetensorError) as error:
                 shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
+                if isinstance(error, RecordError):  # which says all that follows
+                    raise
                 raise RecordError(
                     f"{target} cannot be written: {error}. {way_out(error)}, then run the same "
                     "command again: it resumes."
