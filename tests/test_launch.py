@@ -22,8 +22,8 @@ from zoo.train.lock import FolderLock
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # A job in a few lines: `id=…` names its folder, `do=…` says what happens. It keeps the contract
-# of a run: it tells its folder and that it has begun there, returns at once when its summary is
-# there, and writes it last.
+# of a run: it tells its folder, returns at once when its summary is there, tells that it has begun
+# there, and writes the summary last.
 JOB = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -43,12 +43,13 @@ if do.startswith("beside"):  # another run begins in the folder while this one l
     print("another process is running")
     sys.exit(int(values["status"]))
 folder.mkdir(exist_ok=True)
+Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(f"{folder}\\n")
+if (folder / "summary.json").exists():
+    sys.exit(0)
 Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(f"{folder}\\nbegun\\n")
 if do == "refuse_late":
     print("no pairs")
     sys.exit(2)
-if (folder / "summary.json").exists():
-    sys.exit(0)
 with (folder / "starts").open("a") as file:
     file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS', '')}\\n")
 if do == "fail":
@@ -79,6 +80,8 @@ if do == "terminal":
 part = folder / "part"
 part.write_text(json.dumps({"final": {"heldout": {"accuracy": 0.475}}}))
 part.rename(folder / "summary.json")
+if do == "set_back":  # the clock, meanwhile
+    os.utime(folder / "summary.json", (1, 1))
 """
 
 
@@ -202,6 +205,15 @@ def test_finished_jobs_are_skipped_on_a_second_launch(command, tmp_path):
     ]
     assert len(starts(tmp_path / "a")) == 1
     assert "1 skipped" in text
+
+
+def test_a_clock_that_jumps_changes_neither_what_ran_nor_how_long(command, monkeypatch):
+    clock = iter(range(2_000_000_000, 0, -100_000))
+    monkeypatch.setattr("zoo.launch.time.time", lambda: next(clock))
+    result, text = run(command, "id=a do=set_back")
+    (job,) = result.jobs
+    assert job.status is Status.finished and "1 finished" in text
+    assert 0 < job.seconds < 1000
 
 
 def test_a_failed_job_leaves_the_others_and_its_traceback(command, tmp_path):

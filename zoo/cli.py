@@ -201,7 +201,7 @@ def check_job(
     try:
         with _exit_is_a_failure():
             config = structured(compose(overrides, config_name, own_launcher))
-        folder, identity = run_dir(config).resolve(), config_hash(config)
+        folder, identity = Path(os.path.realpath(run_dir(config))), config_hash(config)
         this = (identity, overrides)
         known, first = this if folders is None else folders.setdefault(folder, this)
         if known != identity:

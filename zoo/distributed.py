@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -215,6 +215,24 @@ def from_main(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def done_by_main(work: Callable[[], Any]) -> Any:
+    """What a call gives in the main process, which alone makes it, everywhere.
+
+    Raises:
+        ConfigError: that of the main process, everywhere.
+    """
+    value, refusal = None, None
+    if is_main():
+        try:
+            value = work()
+        except ConfigError as error:
+            refusal = error
+    value, reason = from_main((value, None if refusal is None else str(refusal)))
+    if reason is not None:
+        raise refusal or ConfigError(reason)
+    return value
 
 
 def largest(value: float) -> float:

@@ -297,7 +297,8 @@ def command_line() -> str:
 class _Running:
     index: int
     process: subprocess.Popen[bytes]
-    started: float
+    started: float  # by the clock of files
+    since: float  # by one that never jumps
     run_dir_file: Path
     tail: deque[str]
     reader: threading.Thread | None
@@ -319,7 +320,7 @@ class _Launch:
     started: float = 0.0
 
     def run(self) -> LaunchResult:
-        self.started = time.time()
+        self.started = time.monotonic()
         handlers = self._handle_signals()
         waiting = deque(range(len(self.jobs)))
         try:
@@ -337,7 +338,7 @@ class _Launch:
             for job in self.running:  # an error of ours: leave no orphans
                 self._kill(job)
             result = LaunchResult(tuple(self._result(index) for index in range(len(self.jobs))))
-            print_jobs(result, self.console, seconds=time.time() - self.started)
+            print_jobs(result, self.console, seconds=time.monotonic() - self.started)
             if result.interrupted:
                 self.console.print(Text(f"To go on, run the same command again: {self.again}"))
             for number, handler in handlers.items():
@@ -387,7 +388,8 @@ class _Launch:
                 ),
             )
             return
-        job = _Running(index, process, time.time(), run_dir_file, deque(maxlen=TAIL_LINES), None)
+        now = (time.time(), time.monotonic())
+        job = _Running(index, process, *now, run_dir_file, deque(maxlen=TAIL_LINES), None)
         if process.stdout is not None:
             prefix = f"[{index + 1}] " if self.jobs_at_once > 1 else ""
             job.reader = threading.Thread(
@@ -402,21 +404,21 @@ class _Launch:
         done = [job.seconds for job in self.results.values() if job.status is Status.finished]
         parts = [f"[{index + 1}/{len(self.jobs)}] {self.labels[index]}"]
         if self.results:
-            parts.append(f"{clock(time.time() - self.started)} elapsed")
+            parts.append(f"{clock(time.monotonic() - self.started)} elapsed")
         if done:
             remaining = sum(done) / len(done) * (len(self.jobs) - len(self.results))
             parts.append(f"about {clock(remaining / self.jobs_at_once)} left")
         self.console.print(Text(" · ".join(parts), style="bold"))
 
     def _end(self, job: _Running) -> None:
-        seconds = time.time() - job.started
+        seconds = time.monotonic() - job.since
         if job.reader is not None:
             job.reader.join(timeout=5)  # a grandchild may hold the pipe open
         folder, begun = None, False
         if job.run_dir_file.exists():
             folder, begun = announced(job.run_dir_file)
         code = job.process.returncode
-        status = self._status(code, folder, job.started)
+        status = self._status(code, folder, begun)
         error = ""
         if status is Status.failed:
             error = _failure(folder if begun else None, code, list(job.tail), job.started)
@@ -427,13 +429,11 @@ class _Launch:
             ),
         )
 
-    def _status(self, code: int, folder: Path | None, started: float) -> Status:
+    def _status(self, code: int, folder: Path | None, begun: bool) -> Status:
         summary = folder / "summary.json" if folder is not None else None
         complete = summary is None or summary.exists()
         if code == 0 and complete:
-            if summary is not None and summary.stat().st_mtime < started:
-                return Status.skipped
-            return Status.finished
+            return Status.finished if summary is None or begun else Status.skipped
         return Status.interrupted if self.signals or code in STOPPED else Status.failed
 
     def _record(self, index: int, result: JobResult) -> None:

@@ -243,3 +243,18 @@ def test_B60_a_damaged_file_is_made_anew(tmp_path: Path, damage: Any) -> None:
     passes = reference.passes
     cached(made(pair_groups(10)), tmp_path, reference)
     assert reference.passes == passes, "the file was not mended"
+
+
+def test_a_file_of_another_reference_is_made_anew(tmp_path: Path) -> None:
+    reference, other = Reference(), Reference(seed=1)
+    right = cached(made(pair_groups(10)), tmp_path, reference)
+    (file,) = tmp_path.glob("*.safetensors")
+    wrong = cached(made(pair_groups(10)), tmp_path, other, model_hash="n")
+    (foreign,) = set(tmp_path.glob("*.safetensors")) - {file}
+    file.write_bytes(foreign.read_bytes())  # a copy by hand; whole, and of the same rows
+    again = cached(made(pair_groups(10)), tmp_path, reference)
+    assert all(torch.equal(right[key], again[key]) for key in right)
+    assert not any(torch.equal(right[key], wrong[key]) for key in right)
+    passes = reference.passes
+    cached(made(pair_groups(10)), tmp_path, reference)
+    assert reference.passes == passes, "the file was not mended"

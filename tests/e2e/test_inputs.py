@@ -297,8 +297,9 @@ def test_a_folder_is_told_with_the_folders_in_it_but_for_runs_and_environments(
     folder = tmp_path / "corpus"
     kept = ["data/deep/test.jsonl", "data/meta.json", "data/train.jsonl"]
     left = ["runs/seed_0/rollouts.jsonl", "venv/lib/site.txt", ".cache/blob", "data/NOTES.md"]
-    left += ["data/__pycache__/loader.pyc"]
+    left += ["data/__pycache__/loader.pyc", "data/look.ipynb", "report/differences.csv"]
     marks = ["runs/seed_0/meta.json", "runs/seed_0/config.yaml", "venv/pyvenv.cfg"]
+    marks += ["report/record.json", "report/table.csv"]
     for name in (*kept, *left, *marks):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
@@ -414,6 +415,30 @@ def test_a_base_that_changes_below_its_adapter_is_told(
     change_weights(base)
     named = f"model.{key} → its base {base}: model.safetensors"
     with pytest.raises(ConfigError, match=f"{named} (changed since|was before it changed)"):
+        train(config)
+
+
+def test_a_file_that_no_run_reads_keeps_none_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    for name in ("train.jsonl", "test.jsonl"):
+        rows = [{"question": f"{name}: {a} + 1?", "answer": f"#### {a + 1}"} for a in range(60)]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "prepare.py").write_text("1")
+    small = [word for word in SMALL if not word.startswith("data.")]
+    node = [*small, f"output={tmp_path}/out", "algorithm=grpo", "data=gsm8k", "evaluate.every=0"]
+    config = structured(compose([*node, f"data.path={folder}"]))
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:2", signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    for way in ("stopped at step 2", "holds a finished run"):
+        (folder / "prepare.py").write_text(way)
+        with pytest.raises(ConfigError, match=rf"{way}.* Where the run does not read it, ") as told:
+            train(config)
+        Path(str(told.value).rpartition("delete ")[2].removesuffix(".")).unlink()
         train(config)
 
 

@@ -232,6 +232,68 @@ def test_processes_whose_data_come_in_another_order_are_refused_before_the_first
     assert metrics(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize("why", ["another process is running", "another configuration"])
+def test_a_folder_that_process_zero_may_not_have_is_refused_by_all(
+    why: str, tmp_path: Path
+) -> None:
+    """Without torchrun, which would end the second where the first has ended."""
+    from zoo.compose import compose
+    from zoo.instantiate import run_dir, structured
+    from zoo.train.lock import FolderLock
+
+    job = [*SMALL, *SFT, "name=mine", "train.device=cpu", f"output={tmp_path / 'out'}"]
+    folder = run_dir(structured(compose(job)))
+    folder.mkdir(parents=True)
+    lock = FolderLock(folder)
+    program = "import sys; from zoo.cli import main; sys.exit(main(sys.argv[1:]))"
+    if why == "another configuration":  # of a run that came, and ended, before the lock was taken
+        (tmp_path / "late.py").write_text(LATE)
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import late; {program}"
+    else:
+        lock.acquire()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *job],
+            cwd=REPOSITORY,
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        lock.release()
+    assert [process.returncode for process in processes] == [2, 2], said
+    assert all(why in " ".join(text.split()) for text in said), said
+    assert not any(word in text for text in said for word in ("Traceback", "ended first"))
+    assert not list(folder.glob("error*"))
+
+
+LATE = """
+from pathlib import Path
+from zoo.train.lock import FolderLock
+
+take = FolderLock.acquire
+
+def late(self):
+    take(self)
+    folder = Path(self._path).parent
+    (folder / "meta.json").write_text('{"config_hash": "0123"}')
+    (folder / "metrics.jsonl").write_text('{"step": 1}')
+
+FolderLock.acquire = late
+"""
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "address", "number"),
     [

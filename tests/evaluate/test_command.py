@@ -77,7 +77,8 @@ def test_weights_that_are_not_those_that_were_saved_are_refused(
     record = folder / {"policy": "sha256.json", "best": "best.json"}[place]
     known = json.loads(record.read_text())["sha256"]
     saved = (folder / "model.safetensors").read_bytes()
-    assert known == {"model.safetensors": hashlib.sha256(saved).hexdigest()}
+    assert known.keys() == {"model.safetensors", "tokenizer.json"}
+    assert known["model.safetensors"] == hashlib.sha256(saved).hexdigest()
     assert main(["evaluate", f"model={folder}", *few]) == 0
     if kind == "gone":
         save_file(load_file(folder / "model.safetensors"), folder / "other.safetensors")
@@ -96,6 +97,35 @@ def test_weights_that_are_not_those_that_were_saved_are_refused(
     if kind == "altered":
         record.unlink()
         assert main(["evaluate", f"model={folder}", *few]) == 0
+
+
+@pytest.mark.parametrize("setting", ["model.path", "model.tokenizer"])
+def test_a_tokenizer_that_is_not_the_one_that_was_saved_is_refused(
+    setting: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(run / "policy", folder)
+    given = [*SMALL, f"output={tmp_path / 'out'}", "train.steps=0"]
+    start = run / "policy" if setting == "model.tokenizer" else folder
+    given += started_from(start)
+    given += [f"model.tokenizer='{folder}'"] if setting == "model.tokenizer" else []
+    # Its settings and templates are there to be edited.
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(json.loads((folder / "tokenizer_config.json").read_text()) | {"note": 1})
+    )
+    assert main(given) == 0
+    file = folder / "tokenizer.json"
+    facts = json.loads(file.read_text())
+    vocabulary = facts["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    file.write_text(json.dumps(facts))
+    capsys.readouterr()
+    assert main([*given, "seed=1"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    what = f"{setting}={folder}: tokenizer.json is not the file that was saved"
+    assert what in told and f"delete {folder / 'sha256.json'}" in told
+    (folder / "sha256.json").unlink()
+    assert main([*given, "seed=1"]) == 0
 
 
 def test_a_run_that_trained_a_reward_model_is_told_of(

@@ -30,6 +30,7 @@ folder = root / values["experiment"] / name / f"seed_{{seed}}"
 Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(str(folder.absolute()))
 if (folder / "summary.json").exists():
     sys.exit(0)
+Path(os.environ["ZOO_RUN_DIR_FILE"]).write_text(f"{{folder.absolute()}}\\nbegun\\n")
 if Path("break").exists() and (name, seed) == ("grpo", 1):
     sys.exit("broken on purpose")
 steps = int(values["train.steps"])

@@ -225,6 +225,88 @@ def test_evaluations_of_another_run_than_the_summary_are_named(tmp_path: Path):
         assert str(folder) in text
 
 
+ENDS: dict[str, Any] = {
+    "first": {"guard": {"step": 0, "perplexity": 3.5}},
+    "final": {"guard": {"step": 20, "perplexity": 3.0}},
+}
+ONCE: dict[str, Any] = {"step": 20, "perplexity": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "summary", "said"),
+    [
+        ([guard(0, 3.5), guard(10, 9.0), guard(20, 3.0)], ENDS, ""),
+        ([guard(0, 3.25), guard(20, 3.0)], ENDS, "the first .*guard .*perplexity 3.25, there 3.5"),
+        ([guard(-1, 3.5), guard(20, 3.0)], ENDS, "the first .*step -1, there 0"),
+        ([guard(10, 9.0), guard(20, 3.0)], ENDS, "evals.jsonl lacks .*guard at step 0: the file"),
+        ([guard(20, 3.0)], ENDS, "evals.jsonl lacks the evaluation of guard at step 0: the file"),
+        # evaluated at the end alone (evaluate.first=false), and by an older version
+        ([guard(20, 3.0)], {"first": {"guard": ONCE}, "final": {"guard": ONCE}}, ""),
+        ([guard(20, 3.5)], {"first": {"guard": ONCE}, "final": {"guard": ONCE}}, "the last .*3.5"),
+        (
+            [guard(0, 3.5), guard(20, 3.0)],
+            {"first": {"guard": ONCE}, "final": {"guard": ONCE}},
+            "the first .*step 0, there 20",
+        ),
+        ([guard(0, 3.25), guard(20, 3.0)], {"final": {"guard": ONCE}}, ""),
+    ],
+)
+def test_first_evaluations_of_another_run_than_the_summary_are_named(
+    lines: list[dict[str, Any]], summary: dict[str, Any], said: str, tmp_path: Path
+):
+    texts = found(run(tmp_path, evaluations=lines, summary=summary))
+    assert len(texts) == bool(said)
+    assert not said or re.match(f"grpo, seed 0: {said}", texts[0]), texts
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (range(1, 21), ""),
+        ([*range(1, 8), *range(10, 21)], "lacks step 8 and 1 more: the file was altered"),
+        ([*range(1, 21), 20], "has more than once step 20: the file was altered"),
+        ([*range(1, 21), 0], "has, of a run of 20 steps, step 0: the file was altered"),
+        ([*range(1, 24)], "has, of a run of 20 steps, step 21 and 2 more: the file was"),
+        ([*range(1, 20)], "ends at step 19 of 20: the file was cut"),
+        ([*range(1, 20), 30], "ends at step 19 of 20: the file was cut"),
+    ],
+)
+def test_steps_that_are_not_those_of_the_run_are_named(steps: list[int], said: str, tmp_path: Path):
+    folder = run(tmp_path, summary={"reward": 0.5})
+    write_lines(folder / "metrics.jsonl", [{"step": s, "reward/total": 0.5} for s in steps])
+    texts = found(folder)
+    assert bool(texts) == bool(said)
+    assert not said or texts[0].startswith(f"grpo, seed 0: metrics.jsonl {said}")
+
+
+# The last ten of twenty rewards, 11 … 20, have the mean 15.5.
+RISING = [float(step) for step in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reward", "said"),
+    [
+        (RISING, 15.5, ""),
+        (RISING, 15.25, "15.5, there 15.25"),
+        (RISING, None, "15.5, there None"),
+        ([*RISING[:-1], 10.0], 15.5, "14.5, there 15.5"),
+        ([None] * 20, None, ""),  # an algorithm without rewards
+        ([None] * 20, 15.5, "None, there 15.5"),
+        ([5.0, *RISING[10:], *[None] * 9], 15.5, ""),  # steps that nothing was scored in
+        ([0.1] * 20, sum([0.1] * 10) / 10, ""),  # not quite 0.1
+    ],
+)
+def test_a_reward_that_the_metrics_do_not_give_is_named(
+    rewards: list[Any], reward: float | None, said: str, tmp_path: Path
+):
+    texts = found(run(tmp_path, rewards=rewards, summary={"reward": reward}))
+    assert len(texts) == bool(said)
+    assert not said or texts[0].startswith(
+        f"grpo, seed 0: the reward of the last steps in metrics.jsonl is not that of summary.json "
+        f"({said}): one of"
+    )
+
+
 def test_unequal_budgets_are_named(tmp_path: Path):
     equal = found(
         run(tmp_path, "a", summary={"completions": 100}),

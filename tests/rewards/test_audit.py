@@ -134,6 +134,121 @@ def test_every_label_of_the_example_solutions_is_reproduced(shared: Path) -> Non
     assert found["agreement"]["count"] == found["agreement"]["of"] == 5276
 
 
+WORKED = [  # a worked gold marks its answer at the end, and the answers are 4 and no 5
+    {"ground_truth": f"2 + 2 = <<2+2=4>>4\n{mark} 4", "output": text, "label": right}
+    for mark in ("####", "A:")
+    for text, right in (("#### 4", 1), ("2 + 2 = 4\nA: 4", 1), ("A: 5", 0))
+]
+
+
+def agreed(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split()).split("│ agreement")[1].split("│")[3].strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        ("style=gsm8k", 6),
+        ("reward=verifier reward.style=gsm8k", 6),
+        ("reward=verifier reward.style=gsm8k style=gsm8k", 6),
+        ("reward=verifier reward.style=gsm8k against=verifier", 6),
+        ("reward=gsm8k_shaped threshold=0.99", 6),
+        ("reward=gsm8k_shaped threshold=0.99 reward.components.right.style=gsm8k", 6),
+        # `A:` is no mark of this style: not of the answers, nor of the last three golds
+        ("reward=verifier reward.style=math", 3),
+        ("reward=gsm8k_shaped threshold=0.99 reward.components.right.style=math", 3),
+    ],
+)
+def test_worked_golds_are_read_in_the_style_of_the_reward(
+    words: str, right: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.jsonl", WORKED)
+    assert main(["audit", str(file), *words.split()]) == 0
+    assert agreed(capsys) == f"{right} of 6"
+
+
+def test_a_row_keeps_its_own_style_where_the_name_of_a_reward_implies_another(
+    tmp_path: Path,
+) -> None:
+    rows = [WORKED[3], {**WORKED[3], "style": "math"}]
+    found = read_labelled(write(tmp_path / "a.jsonl", rows), {"reward": "gsm8k_shaped"})
+    assert [row.prompt.columns["answer"] for row in found] == ["4", WORKED[3]["ground_truth"]]
+
+
+def test_a_style_that_is_not_the_rewards_own_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = ["audit", str(write(tmp_path / "a.jsonl", WORKED))]
+    assert main([*audit, "style=math", "reward.style=gsm8k"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "style=math, but the reward's own style is gsm8k" in told
+    option = tmp_path / "conf" / "reward" / "other.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: zoo.rewards.verifiable.Verifier\nstyle: math\n")
+    audit += [f"--config-dir={tmp_path / 'conf'}", "reward.style=gsm8k", "against=other"]
+    assert main(audit) == 2
+    assert "in styles math and gsm8k. Say in which" in " ".join(capsys.readouterr().err.split())
+    assert main([*audit, "style=gsm8k"]) == 0
+    assert agreed(capsys) == "6 of 6"
+
+
+GOLDLESS = """
+def named(prompts, completions):
+    return [float("yes" in text) for text in completions]
+
+def asks(completions, answer):
+    return named(None, completions)
+
+def takes_all(completions, **columns):
+    return named(None, completions)
+
+class Own:
+    def __call__(self, prompts, completions):
+        from zoo.types import RewardOutput
+        return RewardOutput(total=named(prompts, [c.text for c in completions]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("reward=function reward.fn=mine_goldless.named", False),
+        ("reward=format_only reward.rule=regex reward.pattern=yes", False),
+        ("reward=format_only against=random", False),
+        ("reward=function reward.fn=mine_goldless.named gold=answer", True),  # asked for
+        ("reward=function reward.fn=mine_goldless.named against=last_number", True),
+        ("reward=function reward.fn=mine_goldless.asks", True),
+        ("reward=function reward.fn=mine_goldless.takes_all", True),  # it may read it
+        ("reward=own", True),
+        ("reward=verifier", True),
+        ("reward=gsm8k_shaped", True),
+        ("reward=last_number", True),
+    ],
+)
+def test_a_gold_is_asked_for_where_the_reward_may_judge_by_it(
+    words: str,
+    needed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine_goldless.py").write_text(GOLDLESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    option = tmp_path / "conf" / "reward" / "own.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: mine_goldless.Own\n")
+    rows = [{"prompt": "q", "completion": text, "label": 1} for text in ("yes", "no")]
+    file = str(write(tmp_path / "a.jsonl", rows))
+    status = main(["audit", file, f"--config-dir={tmp_path / 'conf'}", *words.split()])
+    said = capsys.readouterr()
+    if needed:
+        assert status == 2 and "row 1: no field for gold" in " ".join(said.err.split())
+    else:
+        assert status == 0 and "gold" not in said.out
+        if "random" not in words:
+            assert "row 2" in said.out and "1 of 2" in said.out
+
+
 class Scores:
     """The number that a completion spells."""
 

@@ -84,7 +84,7 @@ def test_prompts_that_begin_the_program_are_run_with_it_in_training_and_in_audit
     completions = [Completion(r["completion"], (), (), truncated=False) for r in rows]
     assert UnitTests()([*prompts] * 2, completions).total == [1.0, 0.0]
     # Without a gold, which this reward does not read.
-    labelled = list(read_labelled(tmp_path / "a.jsonl", {"reward": "unit_tests"}))
+    labelled = list(read_labelled(tmp_path / "a.jsonl", {}, golds=False))
     assert [j.score for j in judge(UnitTests(), labelled)] == [1.0, 0.0]
 
 

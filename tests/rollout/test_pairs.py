@@ -269,6 +269,19 @@ def test_B60_a_damaged_file_is_made_anew(tmp_path: Path, damage: Any) -> None:
     assert made.times == 2, "the file was not mended"
 
 
+def test_a_file_of_another_key_is_made_anew(tmp_path: Path) -> None:
+    mine, other = Made(), Made()
+    other.value = replace(other.value, pairs=mine.value.pairs[:1])
+    cached_pairs(tmp_path, KEY, prompts(3), mine)
+    (file,) = tmp_path.glob("*.jsonl")
+    cached_pairs(tmp_path, {**KEY, "seed": 1}, prompts(3), other)
+    (foreign,) = set(tmp_path.glob("*.jsonl")) - {file}
+    file.write_bytes(foreign.read_bytes())  # a copy by hand; whole, and of the same prompts
+    for _ in range(2):
+        assert cached_pairs(tmp_path, KEY, prompts(3), mine) == mine.value
+    assert mine.times == 2
+
+
 def test_a_prompt_that_is_gone_makes_the_pairs_anew(tmp_path: Path) -> None:
     made = Made()
     cached_pairs(tmp_path, KEY, prompts(3), made)

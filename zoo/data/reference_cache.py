@@ -30,7 +30,8 @@ def reference_logprobs(
     """row key → log-probs [completion length] under the reference, for the rows that a run reads.
 
     The file's name is a hash of the model's weights and of every row's content: one changed
-    character is another file. It is written under a lock and by rename; a damaged one is made anew.
+    character is another file. It is written under a lock and by rename; a damaged one is made anew,
+    and so is a file that was written under another name.
 
     Args:
         source: where the rows come from.
@@ -49,7 +50,7 @@ def reference_logprobs(
             found = _compute(source, groups, compute, progress)
             tensors = {str(key): value for key, value in found.items()}
             with written_aside(file) as temporary:
-                save_file(tensors, temporary, metadata={"digest": _digest(found)})
+                save_file(tensors, temporary, metadata={"digest": _digest(file.stem, found)})
     return found
 
 
@@ -62,13 +63,13 @@ def _read(file: Path, keys: Sequence[int]) -> dict[int, Tensor] | None:
             digest = (opened.metadata() or {}).get("digest")
     except (SafetensorError, ValueError, OSError):
         return None
-    whole = digest == _digest(found) and set(keys) <= set(found)
+    whole = digest == _digest(file.stem, found) and set(keys) <= set(found)
     return found if whole else None
 
 
-def _digest(found: dict[int, Tensor]) -> str:
-    """safetensors itself would not notice an altered number."""
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(name: str, found: dict[int, Tensor]) -> str:
+    """safetensors itself would not notice an altered number, nor a file of another model."""
+    digest = hashlib.blake2b(name.encode(), digest_size=16)
     for key in sorted(found):
         digest.update(f"{key}:".encode() + found[key].numpy().tobytes())
     return digest.hexdigest()

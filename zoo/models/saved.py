@@ -1,9 +1,10 @@
-"""Hashes of saved weights: written beside them, and compared before they are loaded."""
+"""Hashes of saved weights and tokenizers: written beside them, compared before they are loaded."""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,40 @@ from zoo.measure.files import sha256, write_json
 
 BEST = "best.json"  # in best/, with the evaluation that the policy was best by
 HASHES = "sha256.json"  # in the folder of what a run made at its end
+# What decides the tokens of a text; its settings and templates are there to be edited.
+TOKENS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
-def weight_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of weights in a saved model's folder."""
-    return {file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of each of these files that is in a folder."""
+    return {name: sha256(folder / name) for name in names if (folder / name).is_file()}
 
 
 def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
-    """Write the hashes of a folder's weights into it, for `check_saved`.
+    """Write the hashes of a folder's weights and tokenizer into it, for `check_saved`.
 
     Args:
         facts: what else the file says.
     Raises:
         RecordError: it cannot be written.
     """
-    write_json(folder / name, {**facts, "sha256": weight_hashes(folder)})
+    weights = sorted(file.name for file in folder.glob("*.safetensors"))
+    write_json(folder / name, {**facts, "sha256": hashes_of(folder, [*weights, *TOKENS])})
 
 
-def check_saved(folder: Path, setting: str) -> None:
-    """Refuse weights that are no longer those that a run saved; without a record nothing is said.
+def check_saved(folder: Path, setting: str, only: Collection[str] | None = None) -> None:
+    """Refuse files that are no longer those that a run saved; without a record nothing is said.
 
     Args:
         setting: where the folder was given, for the message.
+        only: the files that count; None: all that the record names.
     Raises:
         ConfigError: names the file, and what to do.
     """
     for record in (folder / name for name in (HASHES, BEST)):
         for name, known in _known(record).items():
+            if only is not None and name not in only:
+                continue
             file = folder / name
             if not file.is_file():
                 what = f"{name} is gone"
@@ -48,8 +55,8 @@ def check_saved(folder: Path, setting: str) -> None:
             else:
                 continue
             raise ConfigError(
-                f"{setting}={folder}: {what}. Restore it from a copy; where you changed the "
-                f"weights on purpose, delete {record}."
+                f"{setting}={folder}: {what}. Restore it from a copy; where you changed it "
+                f"on purpose, delete {record}."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import math
 import time
@@ -28,6 +29,8 @@ Asks a reward about answers whose verdict is known, and says how often it is wro
 wrong answers that it pays (false positives), of right answers that it does not (false negatives),
 with 95 % intervals, by reason, the slowest rows, and the rows to read. Each line of the file is one
 labelled answer, or holds several as objects with a completion and a label of their own.
+A worked gold is read as the reward reads answers: in its own style, or that of style=. Rewards that
+judge by no gold need none.
 A score of at least threshold is paid (by reward=; 0.5 for against=). Of scores other than 0 and 1
 it tells the range and the area under the ROC curve (AUC: 1 where every right answer scores above
 every wrong one, 0.5 by chance).
@@ -42,8 +45,9 @@ FIELDS = {
     "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
     "label": ("label", "is_correct", "correct", "expected"),
 }
-WITHOUT_GOLD = {"unit_tests", "constraints"}  # rewards that read other columns
 READS_PROMPTS = {"Function", "Learned"}  # classes of zoo's, by name: importing them is slow
+READS_GOLDS = {"Verifier", "LastNumber"}  # likewise
+STYLE_OF = {"gsm8k_shaped": "gsm8k"}  # of rows without a style, by the option's name
 RIGHT = {"1", "1.0", "true", "pass", "right", "correct", "yes"}
 WRONG = {"0", "0.0", "false", "fail", "wrong", "incorrect", "no"}
 SHOWN = 8  # rows of each kind on the terminal; the page has up to 200
@@ -119,8 +123,14 @@ def main(argv: Sequence[str]) -> int:
             )
     _check(settings)
     limit = int(settings["limit"]) if "limit" in settings else None
+    name = settings.get("reward", "verifier")
+    rewards = [named_reward(name, [*packages, *overrides])]
+    if "against" in settings:
+        rewards.append(named_reward(settings["against"], packages))
+    settings |= _style(settings, rewards)
+    golds = any(map(_reads_golds, rewards))
     with heard() as said:
-        rows = list(read_labelled(Path(files[0]), settings, limit))
+        rows = list(read_labelled(Path(files[0]), settings, limit, golds=golds))
     for message in said:
         print(f"{message}\n")
     if not rows:
@@ -128,10 +138,6 @@ def main(argv: Sequence[str]) -> int:
             f"{files[0]} holds no labelled answers: no line has a label "
             f"({', '.join(FIELDS['label'])}). Name its field, as in label=FIELD."
         )
-    name = settings.get("reward", "verifier")
-    rewards = [named_reward(name, [*packages, *overrides])]
-    if "against" in settings:
-        rewards.append(named_reward(settings["against"], packages))
     silent = [row.name for row in rows if not row.prompt.text]
     if silent and any(map(_reads_prompts, rewards)):
         print(
@@ -176,19 +182,72 @@ def named_reward(name: str, overrides: Sequence[str]) -> Reward:
     return build(plain(compose([f"reward={name}", *overrides]).reward), "reward")
 
 
+def _single(reward: Reward) -> list[Reward]:
+    """The reward, or those that it is the sum of."""
+    if isinstance(reward, Weighted):
+        return [one for _, part in reward.parts.values() for one in _single(part)]
+    return [reward]
+
+
 def _reads_prompts(reward: Reward) -> bool:
     """Whether a reward may read the text of a prompt; zoo's verifiers read columns."""
-    if isinstance(reward, Weighted):
-        return any(_reads_prompts(part) for _, part in reward.parts.values())
-    kind = type(reward)
-    return kind.__name__ in READS_PROMPTS or not kind.__module__.startswith("zoo.")
+    kinds = [type(one) for one in _single(reward)]
+    return any(k.__name__ in READS_PROMPTS or not k.__module__.startswith("zoo.") for k in kinds)
+
+
+def _reads_golds(reward: Reward) -> bool:
+    """Whether a reward may read the gold answer: of functions those that name it or take all."""
+    for one in _single(reward):
+        kind = type(one)
+        if kind.__module__ == "zoo.rewards.function":
+            if _takes_answers(getattr(one, "fn", None)):
+                return True
+        elif kind.__name__ in READS_GOLDS or not kind.__module__.startswith("zoo."):
+            return True
+    return False
+
+
+def _takes_answers(fn: Any) -> bool:
+    from zoo.instantiate import locate
+
+    try:
+        taken = inspect.signature(locate(fn, "reward.fn") if isinstance(fn, str) else fn).parameters
+    except (TypeError, ValueError):  # a builtin that does not say
+        return True
+    return "answer" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+
+
+def _style(settings: Mapping[str, str], rewards: Sequence[Reward]) -> dict[str, str]:
+    """The style of the file's golds where the rewards say it, so that both are read alike.
+
+    Raises:
+        ConfigError: the rewards have styles, and not that of the settings; or several.
+    """
+    from zoo.rewards.math import STYLES
+
+    found = [getattr(one, "style", None) for reward in rewards for one in _single(reward)]
+    own = [style for style in STYLES if style in found]
+    given = settings.get("style")
+    if given is not None and own and given not in own:
+        raise ConfigError(
+            f"style={given}, but the reward's own style is {own[0]}: golds and answers would be "
+            f"read in different ways. Leave style= out, or give style={own[0]}."
+        )
+    if given is None and len(own) > 1:
+        raise ConfigError(
+            f"the rewards read answers in styles {' and '.join(own)}. Say in which one the file's "
+            f"golds are, as in style={own[0]}."
+        )
+    return {"style": given or own[0]} if given or own else {}
 
 
 def read_labelled(
-    path: Path, settings: Mapping[str, str], limit: int | None = None
+    path: Path, settings: Mapping[str, str], limit: int | None = None, *, golds: bool = True
 ) -> Iterator[Labelled]:
     """The labelled answers of a JSONL file.
 
+    Args:
+        golds: whether each row must have a gold answer, as the reward judges by it.
     Raises:
         ConfigError: no such file, a line that is no JSON object, or one without the fields.
     """
@@ -210,7 +269,7 @@ def read_labelled(
             total += 1
             before = made
             for name, part in _parts(row, settings):
-                yield _labelled(f"{number}{name}", row, part, settings, path)
+                yield _labelled(f"{number}{name}", row, part, settings, path, golds)
                 made += 1
                 if limit is not None and made >= limit:
                     break
@@ -253,12 +312,12 @@ def _labelled(
     part: dict[str, Any],
     settings: Mapping[str, str],
     path: Path,
+    golds: bool,
 ) -> Labelled:
     values = {**row, **part}
     given = {role: _field(values, role, settings) for role in FIELDS}
     found = {role: field for role, field in given.items() if field is not None}
-    asked = {settings.get("reward", "verifier"), settings.get("against", "unit_tests")}
-    excused = {"prompt", *(["gold"] if asked <= WITHOUT_GOLD else [])} - settings.keys()
+    excused = {"prompt", *([] if golds else ["gold"])} - settings.keys()
     missing = [role for role in FIELDS if role not in found.keys() | excused]
     if missing:
         raise ConfigError(
@@ -277,10 +336,12 @@ def _labelled(
             f"({', '.join(sorted(RIGHT))}) nor wrong ({', '.join(sorted(WRONG))})."
         )
     columns = dict(values)
-    if "style" in settings:
-        columns["style"] = settings["style"]
+    asked = (settings.get("reward"), settings.get("against"))
+    implied = next((STYLE_OF[name] for name in asked if name in STYLE_OF), None)
+    if style := settings.get("style") or columns.get("style") or implied:
+        columns["style"] = style
     if "gold" in found:
-        columns["answer"] = _final(str(values[found["gold"]]), columns.get("style", "math"))
+        columns["answer"] = _final(str(values[found["gold"]]), style or "math")
     question = values[found["prompt"]] if "prompt" in found else None
     if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
         question = question[-1].get("content", "")
@@ -391,9 +452,11 @@ def print_audit(
         if found:
             console.print(f"\n{kind}s to read ({min(len(found), SHOWN)} of {len(found)})")
         for j in found[:SHOWN]:
-            gold = _short(j.row.prompt.columns.get("answer"), 40)
+            gold = j.row.prompt.columns.get("answer")
+            said = [] if gold is None else [f"gold {_short(gold, 40)!r}"]
+            said.append(j.reason or f"score {j.score:.4g}")
             tail = " ".join(j.row.completion.split())[-60:]
-            console.print(f"  row {j.row.name}: gold {gold!r}, {j.reason}: …{escape(tail)}")
+            console.print(f"  row {j.row.name}: {', '.join(said)}: …{escape(tail)}")
     if other is not None:
         differing = [(a, b) for a, b in zip(judged, other, strict=True) if a.paid != b.paid]
         console.print(f"\n{name} and {other_name} differ on {len(differing):,} rows")

@@ -178,19 +178,24 @@ def cached_pairs(
 ) -> PairSet:
     """The pairs of `key` (start hash, prompts, reward, sampling, budget, seed), made once.
 
-    Written under a lock and by rename, with a hash of the content: a damaged file is made anew.
+    Written under a lock and by rename, with a hash of the content: a damaged file is made anew, and
+    so is one of another key.
     """
-    text = json.dumps(key, sort_keys=True, default=str)
+    text = _text(key)
     name = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
     file = folder / f"{name}.jsonl"
     with locked(file):
-        found = _read(file, {p.id: p for p in prompts})
+        found = _read(file, text, {p.id: p for p in prompts})
         if found is not None and (found.pairs or found.labelled):
             return found
         made = make()
         if made.pairs or made.labelled:  # of none the reward is at fault, and may be mended
             _write(file, made, key)
         return made
+
+
+def _text(key: dict[str, object]) -> str:
+    return json.dumps(key, sort_keys=True, default=str)
 
 
 def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
@@ -227,14 +232,14 @@ def _write(file: Path, made: PairSet, key: dict[str, object]) -> None:
         os.fsync(out.fileno())
 
 
-def _read(file: Path, prompts: dict[str, Prompt]) -> PairSet | None:
+def _read(file: Path, key: str, prompts: dict[str, Prompt]) -> PairSet | None:
     if not file.is_file():  # reading a pipe would wait for ever
         return None
     try:
         head_line, _, body = file.read_text(encoding="utf-8").partition("\n")
         head = json.loads(head_line)
         counts = {name: head[name] for name in COUNTS}
-        if _digest(counts, body) != head["sha256"]:
+        if _digest(counts, body) != head["sha256"] or _text(head["key"]) != key:
             return None
         rows = [json.loads(line) for line in body.splitlines()]
         pairs = [

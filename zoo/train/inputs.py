@@ -26,7 +26,9 @@ GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that
 FOLDER_KEYS = ("path", "paths", "gsm8k", "tokenizer", "critic", "name")
 FOLDER_KEYS += ("folder", "folders", "dir", "dirs", "root", "corpus", "file", "files")
 WRITTEN = {"cache", "log", "logs", "out", "output", "outputs"}  # in names of what code writes
-NOTES = (".md", ".log")  # files of a folder that no run reads
+# Files and folders of a folder that no run reads; a report's pages lie beside what it is of
+NOTES = (".md", ".log", ".ipynb", ".lock", ".html", ".pdf", ".png", ".svg")
+REPORT = {"record.json", "table.csv"}
 MOST_FILES = 10_000  # of a folder, in the order of their names
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
@@ -292,7 +294,8 @@ def _inside(folder: Path, deep: bool, seen: set[Path]) -> Iterator[Path]:
             yield item
         elif deep and item.is_dir() and item.resolve() not in seen:
             names = {inner.name for inner in _listed(item)}
-            if not (names >= {"meta.json", "config.yaml"} or "pyvenv.cfg" in names):
+            run = names >= {"meta.json", "config.yaml"}
+            if not (run or names >= REPORT or "pyvenv.cfg" in names):
                 yield from _inside(item, deep, seen)
 
 

@@ -29,7 +29,8 @@ def run(config: RunConfig) -> dict[str, Any]:
         TrainingError: training went wrong beyond repair.
     """
     config = complete(config)
-    folder, identity = run_dir(config).resolve(), config_hash(config)
+    # Not Path.resolve, to which a link in a circle is a fault of the program.
+    folder, identity = Path(os.path.realpath(run_dir(config))), config_hash(config)
     announce(folder)
     summary = finished(folder, identity, config)
     if summary is not None:
@@ -40,7 +41,7 @@ def run(config: RunConfig) -> dict[str, Any]:
         return summary
 
     from zoo.build import check, make_accelerator, output_folder
-    from zoo.distributed import from_main, is_main
+    from zoo.distributed import done_by_main, is_main
     from zoo.measure.files import RecordError
 
     accelerator = make_accelerator(config)
@@ -48,12 +49,13 @@ def run(config: RunConfig) -> dict[str, Any]:
     known = {"the configuration": identity, "the seed": config.seed, "the folder": folder}
     check_alike(config, known)
     lock = FolderLock(output_folder(folder))
+
+    def begin() -> dict[str, Any] | None:
+        lock.acquire()
+        return finished(folder, identity, config)  # another process may have run meanwhile
+
     try:
-        summary = None
-        if is_main():
-            lock.acquire()
-            summary = finished(folder, identity, config)  # another process may have run meanwhile
-        summary = from_main(summary)
+        summary = done_by_main(begin)
         if summary is None:
             claim(folder, tell=is_main())
     except BaseException:
@@ -76,6 +78,12 @@ def run(config: RunConfig) -> dict[str, Any]:
         raise
     finally:
         lock.release()
+
+
+def _unread(what: str, folder: Path) -> str:
+    """What to do where a file lies in a folder that a setting names, and no run reads it."""
+    inside = ": " in what
+    return f" Where the run does not read it, delete {folder / RECORD}." if inside else ""
 
 
 def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] | None:
@@ -116,7 +124,7 @@ def finished(folder: Path, identity: str, config: RunConfig) -> dict[str, Any] |
             raise ConfigError(
                 f"{folder} holds a finished run of what {what} was before it changed (hash "
                 f"{hashes}). Choose another name or output for a run of what it is now, or delete "
-                "the folder."
+                f"the folder.{_unread(what, folder)}"
             )
         facts = _facts(summary, _ANEW)
         wanted = {"status": "finished", "config_hash": identity, "seed": config.seed}
@@ -224,7 +232,7 @@ def _train(
         raise ConfigError(
             f"{folder} stopped at step {checkpoint.step if checkpoint else 0}, and {what} changed "
             f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
-            "output, or delete the folder, to start anew."
+            f"output, or delete the folder, to start anew.{_unread(what, folder)}"
         )
     changed, unlike = {}, ""
     if is_main():
@@ -288,6 +296,8 @@ def _train(
                     recorder.warning(kind, message)
             if checkpoint is not None:
                 recorder.display.message(f"resumed from step {session.progress.step} of {folder}")
+                if is_main() and not (folder / RECORD).exists():  # deleted; what there is will do
+                    write_text(folder / RECORD, json.dumps(record(config), indent=1))
             elif config.evaluate.first:
                 session.evaluate()
             train(parts, session)

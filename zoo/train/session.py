@@ -26,7 +26,7 @@ from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
 from zoo.models.loading import cache_folder
 from zoo.models.lora import load_trained_state, trained_state
-from zoo.models.saved import BEST, record_hashes, weight_hashes
+from zoo.models.saved import BEST, hashes_of, record_hashes
 from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
@@ -283,6 +283,7 @@ class Session:
 
         def step(n: int) -> None:
             nonlocal done
+            n = min(n, total - done)  # of several processes the last may have fewer
             done += n
             advance(n)
             if done >= total:
@@ -605,7 +606,7 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
     """Which best policy is in a folder; None where its weights, or that, cannot be read.
 
     Args:
-        unaltered: None, too, where the weights are not those that were saved.
+        unaltered: None, too, where a file is not the one whose hash was saved.
     """
     # Older versions told it only beside the folder.
     file = next((p for p in (folder / BEST, folder.parent / BEST) if p.exists()), None)
@@ -614,8 +615,8 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
         if not isinstance(found, dict) or not _has_weights(folder):
             return None
         hashes = found.pop("sha256", None)  # older versions kept none
-        return None if unaltered and hashes and hashes != weight_hashes(folder) else found
-    except (OSError, ValueError):
+        return None if unaltered and hashes and hashes != hashes_of(folder, hashes) else found
+    except (OSError, ValueError, TypeError):
         return None
 
 

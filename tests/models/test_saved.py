@@ -1,0 +1,74 @@
+"""Which files of a saved policy have their hashes kept, and who compares them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from zoo.config import ConfigError
+from zoo.models.saved import BEST, TOKENS, check_saved, record_hashes
+from zoo.train.session import _best_in
+
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+BEFORE = {"step": 2, "metric": "heldout/accuracy", "value": 0.5}
+
+
+def saved(folder: Path) -> Path:
+    save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
+    for name in (*TOKENIZER, "tokenizer_config.json", "chat_template.jinja", "config.json"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_weights_and_what_decides_the_tokens_are_recorded(tmp_path: Path) -> None:
+    record_hashes(saved(tmp_path), BEST, **BEFORE)
+    found = json.loads((tmp_path / BEST).read_text())
+    hashes = found.pop("sha256")
+    assert found == BEFORE
+    assert hashes.pop("model.safetensors")
+    assert hashes == {name: hashlib.sha256(name.encode()).hexdigest() for name in TOKENIZER}
+
+
+@pytest.mark.parametrize("name", [*TOKENIZER, "model.safetensors"])
+@pytest.mark.parametrize("kind", ["altered", "gone"])
+def test_each_file_of_a_record_is_compared(name: str, kind: str, tmp_path: Path) -> None:
+    record_hashes(saved(tmp_path))
+    check_saved(tmp_path, "model.path")
+    if kind == "gone":
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text("another")
+    with pytest.raises(ConfigError, match=f"model.path=.*: {name} is "):
+        check_saved(tmp_path, "model.path")
+    if name in TOKENIZER:
+        with pytest.raises(ConfigError, match=f"model.tokenizer=.*: {name} is "):
+            check_saved(tmp_path, "model.tokenizer", TOKENS)
+    else:  # a tokenizer may be taken from where the weights are gone
+        check_saved(tmp_path, "model.tokenizer", TOKENS)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", *TOKENIZER])
+def test_a_best_policy_is_compared_by_the_names_of_its_record(name: str, tmp_path: Path) -> None:
+    record_hashes(saved(tmp_path), BEST, **BEFORE)
+    assert _best_in(tmp_path, unaltered=True) == BEFORE
+    facts = json.loads((tmp_path / BEST).read_text())
+    if name != "model.safetensors":  # an older version kept hashes of weights alone
+        (tmp_path / name).write_text("another")
+        assert _best_in(tmp_path, unaltered=True) is None
+        facts["sha256"] = {"model.safetensors": facts["sha256"]["model.safetensors"]}
+        (tmp_path / BEST).write_text(json.dumps(facts))
+        assert _best_in(tmp_path, unaltered=True) == BEFORE
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert _best_in(tmp_path, unaltered=True) is None
+    assert _best_in(tmp_path) == BEFORE
+
+
+@pytest.mark.parametrize("hashes", [1, "model.safetensors", [2]])
+def test_a_best_policy_whose_hashes_are_none_is_damaged(hashes: object, tmp_path: Path) -> None:
+    (saved(tmp_path) / BEST).write_text(json.dumps(BEFORE | {"sha256": hashes}))
+    assert _best_in(tmp_path, unaltered=True) is None
