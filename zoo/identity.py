@@ -43,7 +43,8 @@ def identity(value: Any) -> str:
     libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
     its type. Not noticed are edits that reach a global by another name only: `alias = names;
     alias.append("more")`, `globals()["names"] = …`, `exec`, `import_module("…")` in a function,
-    classes that a base's `__init_subclass__` keeps; nor files that code reads itself.
+    what another module or a base's `__init_subclass__` puts into a list or mapping; nor files that
+    code reads itself.
     """
     return _Walk(value).of(value)[:8]
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from zoo.config import ConfigError
-from zoo.models.saved import BEST, TOKENS, check_saved, record_hashes
+from zoo.data.tokenizer import arithmetic_tokenizer
+from zoo.models.saved import BEST, check_saved, record_hashes
 from zoo.train.session import _best_in
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -38,31 +39,35 @@ def test_weights_and_what_decides_the_tokens_are_recorded(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["altered", "gone"])
 def test_each_file_of_a_record_is_compared(name: str, kind: str, tmp_path: Path) -> None:
     record_hashes(saved(tmp_path))
-    check_saved(tmp_path, "model.path")
+    for tokens in (False, True):
+        check_saved(tmp_path, "model.path", tokens)
     if kind == "gone":
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_text("another")
     with pytest.raises(ConfigError, match=f"model.path=.*: {name} is "):
-        check_saved(tmp_path, "model.path")
-    if name in TOKENIZER:
-        with pytest.raises(ConfigError, match=f"model.tokenizer=.*: {name} is "):
-            check_saved(tmp_path, "model.tokenizer", TOKENS)
-    else:  # a tokenizer may be taken from where the weights are gone
-        check_saved(tmp_path, "model.tokenizer", TOKENS)
+        check_saved(tmp_path, "model.path", name in TOKENIZER)
+    # Either may be taken from where the other is gone, or another.
+    check_saved(tmp_path, "model.path", name not in TOKENIZER)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", *TOKENIZER])
-def test_a_best_policy_is_compared_by_the_names_of_its_record(name: str, tmp_path: Path) -> None:
+def test_how_a_tokenizer_padded_its_last_batch_is_no_alteration(tmp_path: Path) -> None:
+    tokenizer = arithmetic_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    record_hashes(tmp_path)
+    tokenizer(["1 + 1", "2"], padding=True, truncation=True, max_length=2)
+    tokenizer.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() != before
+    check_saved(tmp_path, "model.tokenizer", tokens=True)
+
+
+@pytest.mark.parametrize("name", TOKENIZER)
+def test_a_best_policy_is_kept_or_dropped_for_its_weights_alone(name: str, tmp_path: Path) -> None:
     record_hashes(saved(tmp_path), BEST, **BEFORE)
     assert _best_in(tmp_path, unaltered=True) == BEFORE
-    facts = json.loads((tmp_path / BEST).read_text())
-    if name != "model.safetensors":  # an older version kept hashes of weights alone
-        (tmp_path / name).write_text("another")
-        assert _best_in(tmp_path, unaltered=True) is None
-        facts["sha256"] = {"model.safetensors": facts["sha256"]["model.safetensors"]}
-        (tmp_path / BEST).write_text(json.dumps(facts))
-        assert _best_in(tmp_path, unaltered=True) == BEFORE
+    (tmp_path / name).write_text("another")
+    assert _best_in(tmp_path, unaltered=True) == BEFORE
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     assert _best_in(tmp_path, unaltered=True) is None
     assert _best_in(tmp_path) == BEFORE

@@ -175,6 +175,26 @@ def test_a_row_keeps_its_own_style_where_the_name_of_a_reward_implies_another(
     assert [row.prompt.columns["answer"] for row in found] == ["4", WORKED[3]["ground_truth"]]
 
 
+@pytest.mark.parametrize(
+    ("words", "differ"),
+    [
+        ("reward=verifier reward.style=gsm8k against=verifier", 1),
+        ("reward=verifier reward.style=math against=verifier", 1),
+        ("reward=gsm8k_shaped against=verifier", 0),
+        ("reward=verifier against=verifier", 0),
+    ],
+)
+def test_the_style_of_one_reward_is_not_that_of_the_rows_for_another(
+    words: str, differ: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # By math nothing is said here, by gsm8k the answer: each row has its own way of reading.
+    answered = {"completion": "work\nA: 1,000", "answer": "1000", "label": 1}
+    rows = [{**answered, "style": "math"}, {**answered, "style": "gsm8k"}]
+    words += " threshold=0.99"
+    assert main(["audit", str(write(tmp_path / "a.jsonl", rows)), *words.split()]) == 0
+    assert f"differ on {differ} rows" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_style_that_is_not_the_rewards_own_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,7 @@ from zoo.models.lora import (
     resume_adapter,
     save_adapter,
 )
-from zoo.models.saved import TOKENS, check_saved
+from zoo.models.saved import check_saved
 from zoo.seeds import derive_seed
 
 
@@ -201,7 +201,7 @@ def load_tokenizer(config: ModelConfig, setting: str = "model.path") -> PreTrain
     else:
         assert name is not None
         setting = setting if config.tokenizer is None else "model.tokenizer"
-        check_saved(Path(name).expanduser(), setting, TOKENS)
+        check_saved(Path(name).expanduser(), setting, tokens=True)
         tokenizer = from_hub(AutoTokenizer, name, config, setting)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ TOKENS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each of these files that is in a folder."""
-    return {name: sha256(folder / name) for name in names if (folder / name).is_file()}
+    """SHA-256 of each of these files that is in a folder; of `tokenizer.json`, what it decides."""
+    return {name: _hash_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
@@ -34,18 +36,18 @@ def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
     write_json(folder / name, {**facts, "sha256": hashes_of(folder, [*weights, *TOKENS])})
 
 
-def check_saved(folder: Path, setting: str, only: Collection[str] | None = None) -> None:
-    """Refuse files that are no longer those that a run saved; without a record nothing is said.
+def check_saved(folder: Path, setting: str, tokens: bool = False) -> None:
+    """Refuse weights that are no longer those that a run saved; without a record nothing is said.
 
     Args:
         setting: where the folder was given, for the message.
-        only: the files that count; None: all that the record names.
+        tokens: look at the tokenizer's files instead.
     Raises:
         ConfigError: names the file, and what to do.
     """
     for record in (folder / name for name in (HASHES, BEST)):
         for name, known in _known(record).items():
-            if only is not None and name not in only:
+            if (name in TOKENS) is not tokens:
                 continue
             file = folder / name
             if not file.is_file():
@@ -76,4 +78,10 @@ def _hash_of(file: Path) -> str:
 
 @functools.lru_cache(maxsize=256)  # a start is loaded again for each evaluation's drift
 def _remembered(file: Path, *_of_this_state: int) -> str:
+    if file.name == TOKENS[0]:
+        # With them transformers keeps how the last batch was padded and cut; it decides no token.
+        with contextlib.suppress(ValueError, AttributeError):
+            facts = json.loads(file.read_bytes())
+            told = {key: facts[key] for key in facts.keys() - {"padding", "truncation"}}
+            return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     return sha256(file)

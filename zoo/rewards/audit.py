@@ -127,10 +127,9 @@ def main(argv: Sequence[str]) -> int:
     rewards = [named_reward(name, [*packages, *overrides])]
     if "against" in settings:
         rewards.append(named_reward(settings["against"], packages))
-    settings |= _style(settings, rewards)
-    golds = any(map(_reads_golds, rewards))
+    style, golds = _style(settings, rewards), any(map(_reads_golds, rewards))
     with heard() as said:
-        rows = list(read_labelled(Path(files[0]), settings, limit, golds=golds))
+        rows = list(read_labelled(Path(files[0]), settings, limit, golds=golds, style=style))
     for message in said:
         print(f"{message}\n")
     if not rows:
@@ -217,7 +216,7 @@ def _takes_answers(fn: Any) -> bool:
     return "answer" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
 
 
-def _style(settings: Mapping[str, str], rewards: Sequence[Reward]) -> dict[str, str]:
+def _style(settings: Mapping[str, str], rewards: Sequence[Reward]) -> str | None:
     """The style of the file's golds where the rewards say it, so that both are read alike.
 
     Raises:
@@ -238,16 +237,22 @@ def _style(settings: Mapping[str, str], rewards: Sequence[Reward]) -> dict[str, 
             f"the rewards read answers in styles {' and '.join(own)}. Say in which one the file's "
             f"golds are, as in style={own[0]}."
         )
-    return {"style": given or own[0]} if given or own else {}
+    return own[0] if own and given is None else given
 
 
 def read_labelled(
-    path: Path, settings: Mapping[str, str], limit: int | None = None, *, golds: bool = True
+    path: Path,
+    settings: Mapping[str, str],
+    limit: int | None = None,
+    *,
+    golds: bool = True,
+    style: str | None = None,
 ) -> Iterator[Labelled]:
     """The labelled answers of a JSONL file.
 
     Args:
         golds: whether each row must have a gold answer, as the reward judges by it.
+        style: of the golds; None: each row's own.
     Raises:
         ConfigError: no such file, a line that is no JSON object, or one without the fields.
     """
@@ -269,7 +274,7 @@ def read_labelled(
             total += 1
             before = made
             for name, part in _parts(row, settings):
-                yield _labelled(f"{number}{name}", row, part, settings, path, golds)
+                yield _labelled(f"{number}{name}", row, part, settings, path, golds, style)
                 made += 1
                 if limit is not None and made >= limit:
                     break
@@ -313,6 +318,7 @@ def _labelled(
     settings: Mapping[str, str],
     path: Path,
     golds: bool,
+    style: str | None,
 ) -> Labelled:
     values = {**row, **part}
     given = {role: _field(values, role, settings) for role in FIELDS}
@@ -336,12 +342,13 @@ def _labelled(
             f"({', '.join(sorted(RIGHT))}) nor wrong ({', '.join(sorted(WRONG))})."
         )
     columns = dict(values)
-    asked = (settings.get("reward"), settings.get("against"))
-    implied = next((STYLE_OF[name] for name in asked if name in STYLE_OF), None)
-    if style := settings.get("style") or columns.get("style") or implied:
-        columns["style"] = style
+    # What one reward implies holds for no other.
+    implied = {STYLE_OF.get(settings[role]) for role in ("reward", "against") if role in settings}
+    implied = implied.pop() if len(implied) == 1 else None
+    if own := settings.get("style") or columns.get("style") or implied:
+        columns["style"] = own
     if "gold" in found:
-        columns["answer"] = _final(str(values[found["gold"]]), style or "math")
+        columns["answer"] = _final(str(values[found["gold"]]), style or own or "math")
     question = values[found["prompt"]] if "prompt" in found else None
     if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
         question = question[-1].get("content", "")

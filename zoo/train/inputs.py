@@ -25,7 +25,9 @@ GROUPS = ("algorithm", "data", "model", "reward", "rollout", "evaluate")  # that
 # Settings whose plain words are folders, where there is one: data.split=test names none
 FOLDER_KEYS = ("path", "paths", "gsm8k", "tokenizer", "critic", "name")
 FOLDER_KEYS += ("folder", "folders", "dir", "dirs", "root", "corpus", "file", "files")
-WRITTEN = {"cache", "log", "logs", "out", "output", "outputs"}  # in names of what code writes
+# In names of what code writes
+WRITTEN = {"cache", "cachedir", "log", "logs", "logdir", "out", "outdir", "output", "outputs"}
+WRITTEN |= {"scratch", "temp", "tmp", "work"}
 # Files and folders of a folder that no run reads; a report's pages lie beside what it is of
 NOTES = (".md", ".log", ".ipynb", ".lock", ".html", ".pdf", ".png", ".svg")
 REPORT = {"record.json", "table.csv"}

@@ -234,13 +234,12 @@ def _train(
             f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
             f"output, or delete the folder, to start anew.{_unread(what, folder)}"
         )
-    changed, unlike = {}, ""
+    changed, unlike, made_of = {}, "", record(config)  # before any of the user's code has run
     if is_main():
         # Before the first step of new code: what a checkpoint is of must be in the record.
         if checkpoint is not None:
             changed = follow_code(folder, config)
         else:
-            made_of = record(config)
             unlike = unlike_siblings(run_dir(config), identity, made_of)
             write_text(folder / RECORD, json.dumps(made_of, indent=1))
         write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
@@ -297,7 +296,7 @@ def _train(
             if checkpoint is not None:
                 recorder.display.message(f"resumed from step {session.progress.step} of {folder}")
                 if is_main() and not (folder / RECORD).exists():  # deleted; what there is will do
-                    write_text(folder / RECORD, json.dumps(record(config), indent=1))
+                    write_text(folder / RECORD, json.dumps(made_of, indent=1))
             elif config.evaluate.first:
                 session.evaluate()
             train(parts, session)

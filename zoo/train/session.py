@@ -26,7 +26,7 @@ from zoo.measure.memory_table import sizes, text
 from zoo.measure.recorder import Recorder
 from zoo.models.loading import cache_folder
 from zoo.models.lora import load_trained_state, trained_state
-from zoo.models.saved import BEST, hashes_of, record_hashes
+from zoo.models.saved import BEST, TOKENS, hashes_of, record_hashes
 from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
 from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
@@ -606,7 +606,7 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
     """Which best policy is in a folder; None where its weights, or that, cannot be read.
 
     Args:
-        unaltered: None, too, where a file is not the one whose hash was saved.
+        unaltered: None, too, where its weights are not those whose hashes were saved.
     """
     # Older versions told it only beside the folder.
     file = next((p for p in (folder / BEST, folder.parent / BEST) if p.exists()), None)
@@ -614,9 +614,10 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
         found = json.loads(file.read_text(encoding="utf-8")) if file else None
         if not isinstance(found, dict) or not _has_weights(folder):
             return None
-        hashes = found.pop("sha256", None)  # older versions kept none
-        return None if unaltered and hashes and hashes != hashes_of(folder, hashes) else found
-    except (OSError, ValueError, TypeError):
+        hashes = found.pop("sha256", None) or {}  # older versions kept none
+        weights = {name: known for name, known in hashes.items() if name not in TOKENS}
+        return None if unaltered and weights != hashes_of(folder, weights) else found
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
