@@ -234,8 +234,9 @@ def _train(
             f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
             f"output, or delete the folder, to start anew.{_unread(what, folder)}"
         )
-    changed, unlike, made_of = {}, "", record(config)  # before any of the user's code has run
+    changed, unlike, made_of = {}, "", {}
     if is_main():
+        made_of = record(config)  # before any of the user's code has run
         # Before the first step of new code: what a checkpoint is of must be in the record.
         if checkpoint is not None:
             changed = follow_code(folder, config)
