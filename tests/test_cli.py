@@ -296,6 +296,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
         "-m hydra/launcher=joblib algorithm=ppo,sft data=digits",
         ["sft", "examples", "In the job: algorithm=sft data=digits"],
     ),
+    (  # hydra's own, by its name
+        "-m hydra/launcher=joblib hydra/sweeper=basic algorithm=ppo,sft data=digits",
+        ["sft", "examples", "In the job: algorithm=sft data=digits"],
+    ),
     ("-m seed=0,1 algorithm=ppo,grppo", ["grppo", "In the job: seed=0 algorithm=grppo"]),
     ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
     ("-m seed=interval(0,1)", ["seed=interval(0,1)", "range(start,stop,step)"]),

@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.nn.parallel import DistributedDataParallel
 
-from zoo.algorithms.base import Algorithm, DataKind, checked_state, needs_of
+from zoo.algorithms.base import Algorithm, DataKind, check_verbs, checked_state, needs_of
 from zoo.allocator import keep_freed_memory
 from zoo.config import ConfigError, ModelConfig, OnError, RunConfig, Schedule, TooLong, TrainConfig
 from zoo.data.fitting import (
@@ -34,7 +34,7 @@ from zoo.data.fitting import (
     more_room,
 )
 from zoo.data.left_out import heard
-from zoo.data.offered import check_offers, overlap, rows_of, sets_of
+from zoo.data.offered import check_offers, overlap, rows_of, sets_of, verifier_of
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group, groups_hash
 from zoo.data.table import missing_golds, unjudged, without_problems
@@ -169,6 +169,7 @@ def check(config: RunConfig) -> None:
     check_model_config(config.model)
     algorithm, data, train = config.algorithm, config.data, config.train
     needs, offers = needs_of(algorithm), check_offers(data)
+    check_verbs(algorithm)
     name = algorithm.name or type(algorithm).__name__
     data_name = type(data).__name__
     reward = _reward(config)
@@ -609,7 +610,7 @@ def _reward(config: RunConfig) -> Any:
     """The configured reward, else the data's own verifier, else None."""
     if config.reward is not None:
         return config.reward
-    return config.data.verifier() if "prompts" in config.data.offers else None
+    return verifier_of(config.data) if "prompts" in config.data.offers else None
 
 
 def _patience(config: RunConfig) -> Patience:

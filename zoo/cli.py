@@ -582,7 +582,8 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
                 f"of its own, as in hydra.launcher.n_jobs={options.jobs}."
             )
         jobs: list[list[str]] = []
-        if not any(one.startswith("hydra/sweeper=") for one in overrides):
+        sweepers = [one for one in overrides if one.lstrip("+").startswith("hydra/sweeper=")]
+        if not sweepers or sweepers[-1].endswith("=basic"):  # another one chooses as it goes
             jobs = expand([one for one in overrides if not one.startswith("hydra")])
         for job in jobs:
             check(job)
@@ -603,6 +604,7 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             unfinished = [label for job, label in labels if check(job) is None]
             named = "; ".join(unfinished[:6]) + ("; …" if len(unfinished) > 6 else "")
             without = f"Without a summary: {len(unfinished)} of {len(jobs)} jobs ({named})."
+            without = without if jobs else "Which jobs have no summary only the sweeper knows."
             if lost:
                 raise RunFailed(_died(error, launchers[-1], without)) from error
             if len(unfinished) > 1:  # of which hydra raises the first one's error
@@ -638,7 +640,7 @@ def _died(error: Exception, launcher: str, without: str) -> str:
     return (
         f"{launcher} lost a process that ran a job, and ended: {type(error).__name__}: "
         f"{_reason(error)}\n{without}\n"
-        "The same command goes on with them. zoo's own launcher (-m --jobs N) keeps the other jobs "
+        "The same command goes on. zoo's own launcher (-m --jobs N) keeps the other jobs "
         "where one dies."
     )
 
@@ -745,7 +747,8 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     if len(message) > 600:
         message = message[:597] + "…"
     told = f"the run stopped: {type(error).__name__}: {message}\n{where}"
-    if not begun:  # what the folder holds may be another's
+    # What the folder holds may be another's; and what ends every resume says itself what to do.
+    if not begun or getattr(error, "again", False):
         return told
     how = "goes on from the last checkpoint"
     if folder.is_dir() and not any(folder.glob("checkpoints/step_*")):

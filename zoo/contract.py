@@ -26,7 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.algorithms.base import Algorithm, DataKind, Needs, checked_batch, needs_of
+from zoo.algorithms.base import (
+    Algorithm,
+    DataKind,
+    Needs,
+    absent_model,
+    check_verbs,
+    checked_batch,
+    needs_of,
+)
 from zoo.batch import Batch
 from zoo.config import ConfigError
 from zoo.models.models import Models
@@ -160,6 +168,8 @@ def _clause(name: str, check: Callable[[_Contract], str | None], contract: _Cont
         return Clause(name, False, str(reason))
     except (Exception, SystemExit) as error:
         # Whatever a stranger's code raises is a finding, not a crash of the checker.
+        if told := absent_model(error, contract.algorithm, contract.models()):
+            return Clause(name, False, told)
         where = _place(error, type(contract.algorithm).__module__)
         return Clause(name, False, f"{type(error).__name__}: {str(error)[:200]}{where}")
 
@@ -265,6 +275,7 @@ def _same(one: Outcome, other: Outcome, what: str) -> None:
 def _states_needs(c: _Contract) -> None:
     try:
         needs = needs_of(c.algorithm)
+        check_verbs(c.algorithm)
     except ConfigError as error:
         raise _BrokenError(str(error)) from error
     if not dataclasses.is_dataclass(c.algorithm):
@@ -804,9 +815,9 @@ def _state_is_pure(c: _Contract) -> None:
 CLAUSES: dict[str, Callable[[_Contract], str | None]] = {
     "needs are stated": _states_needs,
     "prepare returns a batch": _prepare_returns_a_batch,
+    "reads declared models": _reads_declared_models,
     "trains what it says": _trains_what_it_says,
     "reference untouched": _leaves_reference,
-    "reads declared models": _reads_declared_models,
     "each module called once": _calls_modules_once,
     "prepare is pure": _prepare_is_pure,
     "finite: one-token rows": _finite(completion_lengths=(1,), truncated="none"),
@@ -833,7 +844,8 @@ CLAUSES: dict[str, Callable[[_Contract], str | None]] = {
     "same seed, same run": _same_seed_same_run,
     "state is pure": _state_is_pure,
 }
-PREMISES = ("needs are stated", "prepare returns a batch")  # where broken, nothing else can hold
+# Where one is broken, nothing else can hold.
+PREMISES = ("needs are stated", "prepare returns a batch", "reads declared models")
 TWO_PROCESSES = "one or two processes"
 
 

@@ -555,6 +555,11 @@ def test_ranks_say_what_is_better_whatever_the_order(name, tmp_path):
         ({"completions": ["a", "b", "c"], "score": [3, 1, 2]}, "score"),
         ({"completions": ["a", "b", "c"], "rating": [0.5, 0.1, float("inf")]}, "rating"),
         ({"completions": [{"text": "a", "mark": 1}, {"text": "b", "mark": 2}]}, "mark"),
+        ({"completions": [{"text": "a"}, {"text": "b", "mark": 2}]}, "mark"),
+        ({"completions": [{"text": "1", "mark": "1"}, {"text": "2", "mark": "5"}]}, "mark"),
+        ({"completions": ["a", "b", "c"], "rating": [1, None, 5]}, "rating"),
+        ({"completions": ["a", "b", "c"], "rating": ["1", "N/A", "5.5"]}, "rating"),
+        ({"completions": ["a", "b"], "rating": [Decimal("1.5"), Decimal("2.5")]}, "rating"),
     ],
 )
 def test_numbers_of_completions_under_an_unknown_name_are_not_passed_over(row, name, tmp_path):
@@ -565,9 +570,18 @@ def test_numbers_of_completions_under_an_unknown_name_are_not_passed_over(row, n
 
 
 def test_other_columns_of_a_ranking_are_nobodys_scores(tmp_path):
-    row = {"prompt": "Q", "completions": ["a", "b"], "seed": 3, "turns": [1], "ok": [True, False]}
+    row = {"prompt": "Q", "seed": 3, "turns": [1], "ok": [True, False], "from": ["gpt-4", "7"]}
+    row |= {"completions": [{"text": "12"}, {"text": "13"}], "unrated": [None, ""]}
     data = JSONL(path=write(tmp_path / "a.jsonl", [row]), kind=Kind.rankings)
-    assert [(p.chosen, p.rejected) for p in data.pairs()] == [("a", "b")]
+    assert [(p.chosen, p.rejected) for p in data.pairs()] == [("12", "13")]
+
+
+def test_decimals_are_numbers(tmp_path):
+    row = {"prompt": "Q", "completions": ["a", "b"], "scores": [Decimal("1.5"), Decimal("2.25")]}
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    (pair,) = JSONL(path=str(file), kind=Kind.rankings).pairs()
+    assert (pair.chosen, pair.rejected, pair.margin) == ("b", "a", 0.75)
 
 
 @pytest.mark.parametrize(

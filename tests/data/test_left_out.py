@@ -10,9 +10,11 @@ import pytest
 
 from tests.e2e.small import SMALL, folder_of
 from zoo.compose import compose
+from zoo.data.gsm8k import GSM8K
 from zoo.data.jsonl import JSONL
-from zoo.data.left_out import LeftOut, heard
+from zoo.data.left_out import LeftOut, heard, remembered
 from zoo.data.mixture import Mixture
+from zoo.data.rows import content_of
 from zoo.instantiate import structured
 from zoo.train.run import run
 
@@ -61,3 +63,39 @@ def test_each_run_records_what_its_data_leaves_out(
         assert "left out 2 rows that repeat an earlier one" in note["message"]
         printed = "".join(capfd.readouterr())
         assert printed.count("left out 1 of 203") == printed.count("left out 2 rows") == 1
+
+
+def test_what_lies_at_a_path_is_read_anew_once_it_has_changed(tmp_path: Path) -> None:
+    """In one process, as in a notebook: of files, and of folders with folders in them."""
+    read: list[object] = []
+
+    @remembered
+    def count(path: str, key: tuple[str, int]) -> int:
+        read.append(path)
+        return len(read)
+
+    folder = tmp_path / "rows"
+    (folder / "deep").mkdir(parents=True)
+    inner = folder / "deep" / "a.jsonl"
+    inner.write_text("one")
+    for place in (str(inner), str(folder)):
+        first = count(place, ("k", 1))
+        assert count(place, ("k", 1)) == first
+        inner.write_text(inner.read_text() + " more")
+        assert count(place, ("k", 1)) == first + 1 == count(place, ("k", 1))
+    (folder / "deep" / "b.jsonl").write_text("another")
+    assert count(str(folder), ("k", 1)) == len(read) == 5
+    assert count("no path", (str(folder), 1)) == count("no path", (str(folder), 1))
+    assert count("x" * 5000, ("", 1)) == len(read)  # no path at all
+
+
+def test_a_data_set_whose_folder_changed_is_another_one(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        row = {"question": f"{name}: what is 1 + 1?", "answer": "It is 2.\n#### 2"}
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n")
+    data = GSM8K(path=str(tmp_path), svamp=None)
+    (before,) = data.prompts()
+    file = tmp_path / "train.jsonl"
+    file.write_text(file.read_text().replace("1 + 1", "1 + 1 + 0"))
+    (after,) = data.prompts()
+    assert content_of(before) != content_of(after) and "1 + 1 + 0" in content_of(after)

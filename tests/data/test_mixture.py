@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from zoo.instantiate import build
 from zoo.rewards.check import RewardError
 from zoo.rewards.random_reward import Random
 from zoo.rewards.score import score
+from zoo.rollout.order import Order
 from zoo.types import Completion, EvaluationSet, Example, Prompt, RewardOutput
 
 
@@ -148,9 +150,31 @@ def test_prompts_of_a_sorted_part_are_drawn_from_all_of_it():
     assert [p.id for p in other] != [p.id for p in drawn]
 
 
-def test_longest_uses_everything_up():
-    data = mixed(Few(n=3), Few(n=50, prefix="r"), until=Until.longest)
-    assert Counter(p.columns["source"] for p in data.prompts()) == {"a": 3, "b": 50}
+def test_longest_uses_everything_up_and_says_that_the_weights_do_not_count():
+    data = mixed(Few(n=3), Few(n=50, prefix="r"), weights=(3, 1), until=Until.longest)
+    with pytest.warns(LeftOut, match=r"a 5\.7% \(asked 75\.0%\), b 94\.3% \(asked 25\.0%\)"):
+        prompts = data.prompts()
+    assert Counter(p.columns["source"] for p in prompts) == {"a": 3, "b": 50}
+
+
+def test_longest_says_nothing_where_the_rows_have_the_weights_shares():
+    data = mixed(Few(n=30), Few(n=10, prefix="r"), weights=(3, 1), until=Until.longest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(data.prompts()) == 40
+
+
+@pytest.mark.parametrize("until", Until)
+def test_what_an_epoch_of_training_visits_has_the_shares_that_are_told(until):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prompts = mixed(Few(n=30), Few(n=50, prefix="r"), weights=(3, 1), until=until).prompts()
+    visited = [prompts[item] for _, item in Order(len(prompts), seed=3).take(len(prompts))]
+    share = sum(p.columns["source"] == "a" for p in visited) / len(visited)
+    if until is Until.shortest:
+        assert share == 3 / 4 and not caught
+    else:
+        assert share == 30 / 80 and "a 37.5% (asked 75.0%)" in str(caught[0].message)
 
 
 def test_prompt_that_two_parts_have_counts_for_the_first():

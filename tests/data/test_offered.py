@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from zoo.build import check
 from zoo.compose import compose
 from zoo.config import ConfigError
-from zoo.data.offered import check_offers, overlap, rows_of, sets_of
+from zoo.data.offered import check_offers, overlap, rows_of, sets_of, verifier_of
 from zoo.instantiate import structured
 from zoo.types import EvaluationSet, Example, Prompt, RewardOutput
 
@@ -21,6 +22,13 @@ def prompt(i: int, **changes: Any) -> Prompt:
 
 def judge(prompts: list[Prompt], completions: list[Any]) -> RewardOutput:
     return RewardOutput([1.0] * len(completions))
+
+
+class Judge:
+    """A reward that somebody forgot to make."""
+
+    def __call__(self, prompts: list[Prompt], completions: list[Any]) -> RewardOutput:
+        return judge(prompts, completions)
 
 
 HELDOUT = EvaluationSet("heldout", "accuracy", (prompt(8), prompt(9)), judge)
@@ -138,6 +146,39 @@ def test_a_method_that_leaves_the_program_is_an_error(
     monkeypatch.setattr(Mine, verb, leaves)
     with pytest.raises(ConfigError, match=rf"{verb}\(\) called exit\(0\)"):
         rows_of(Mine(), verb) if verb == "prompts" else sets_of(Mine())
+
+
+def missing(self: Any = None) -> None:
+    raise FileNotFoundError("no rows.jsonl")
+
+
+@pytest.mark.parametrize("verb", ["prompts", "evaluation_sets", "verifier"])
+def test_what_a_method_raises_is_told_with_its_place(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mine, verb, missing)
+    said = rf"data Mine: {verb}\(\) raised FileNotFoundError: no rows.jsonl \(test_offered.py:\d+\)"
+    asks = {"prompts": partial(rows_of, kind="prompts"), "verifier": verifier_of}
+    with pytest.raises(ConfigError, match=said) as told:
+        asks.get(verb, sets_of)(Mine())
+    assert isinstance(told.value.__cause__, FileNotFoundError)
+
+
+def test_a_method_that_was_written_as_a_property_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mine, "verifier", property(lambda self: judge))
+    with pytest.raises(ConfigError, match="data Mine: verifier must be a method, and is a prop"):
+        check_offers(Mine())
+
+
+@pytest.mark.parametrize(
+    ("made", "says"), [(Judge, r"got the class Judge\. Return Judge\(\)\."), (3, "got 3")]
+)
+def test_a_verifier_is_a_reward_and_no_class(
+    made: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mine, "verifier", lambda self: made)
+    with pytest.raises(ConfigError, match=says):
+        verifier_of(Mine())
 
 
 def test_prompts_that_are_trained_on_and_judged_by_are_told() -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from zoo.algorithms.base import Algorithm
+from zoo.algorithms.base import Algorithm, DataKind, Needs
 from zoo.algorithms.grpo import GRPO
 from zoo.data.arithmetic import Arithmetic
 
@@ -231,6 +231,34 @@ class OtherProblemsOnProcessOne(Arithmetic):
 
 
 @dataclass(frozen=True)
+class OneArgument(GRPO):
+    """`losses` without the models."""
+
+    def losses(self, batch):  # pyright: ignore
+        return ()
+
+
+@dataclass(frozen=True)
+class OfAnyArguments(GRPO):
+    """Verbs that pass on what they are given, as a decorator's do."""
+
+    def losses(self, *given, **named):
+        return super().losses(*given, **named)
+
+
+@dataclass(frozen=True)
+class Misspelt(Algorithm):
+    """`loss` where `losses` is called."""
+
+    @property
+    def needs(self):
+        return Needs(DataKind.prompts)
+
+    def loss(self, batch, models):
+        return ()
+
+
+@dataclass(frozen=True)
 class Strange(GRPO):
     """An algorithm of somebody else: `what` says how it goes wrong."""
 
@@ -254,6 +282,13 @@ class Strange(GRPO):
             "integers": {"advantages": batch.advantages.long()},
         }
         return None if self.what == "nothing" else batch.replace(**changed.get(self.what, {}))
+
+    def losses(self, batch, models):
+        if self.what in ("reference", "critic"):
+            if self.what == "critic":
+                models.critic(batch)
+            models.reference(batch)
+        yield from super().losses(batch, models)
 
     def enough(self, metrics):
         if self.what == "enough that raises":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import re
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+import zoo.train.session
+from tests.e2e import faulty
 from tests.e2e.faulty import Strange
 from tests.e2e.small import SMALL, folder_of, run_small
 from tests.models.tiny import ragged_batch
@@ -26,6 +29,7 @@ from zoo.cli import MAX_ERROR_LINES, main
 from zoo.compose import compose
 from zoo.config import ConfigError, StopAt
 from zoo.instantiate import complete, structured
+from zoo.measure.files import RecordError
 from zoo.models.critic import Critic
 from zoo.rewards.check import RewardError
 from zoo.rollout.rows import NumbersError
@@ -74,7 +78,7 @@ def test_a_refused_update_is_recorded_with_its_batch_and_the_row(
     summary = run_small(tmp_path, "algorithm=grpo", "train.steps=3", *QUICK)
     assert summary["status"] == "finished" and summary["skipped_updates"] == 1
     (warning,) = [w for w in lines(tmp_path, "warnings.jsonl") if w["kind"] == "refused_update"]
-    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002.pt", weights_only=True)
+    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002_update_2.pt", weights_only=True)
     # row 5 of groups of 4 belongs to the second prompt
     assert kept["bad_rows"] == [(5, "advantages")]
     assert f"row 5 (prompt {kept['prompt_ids'][1]}: advantages)" in warning["message"]
@@ -177,8 +181,57 @@ def test_values_that_are_not_finite_are_refused(
     monkeypatch.setattr(PPO, "prepare", prepare)
     summary = run_small(tmp_path, "algorithm=ppo", "train.steps=3", *QUICK)
     assert summary["skipped_updates"] == 1
-    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002.pt", weights_only=True)
+    kept = torch.load(folder_of(tmp_path) / "bad_batch_step_000002_update_2.pt", weights_only=True)
     assert len(kept["bad_rows"]) == 16  # whitening spreads it over the batch
+
+
+def test_each_refused_update_of_a_step_keeps_its_own_batch(tmp_path: Path) -> None:
+    # A critic that explodes: the last three of the step's four updates are refused.
+    words = ["algorithm=ppo", "algorithm.epochs=2", "algorithm.minibatches=2", "train.steps=1"]
+    words += ["train.critic_lr=1e30", "train.lr=1e-4", "train.max_bad_updates=3", *QUICK]
+    with pytest.raises(TrainingError) as stopped:
+        run_small(tmp_path, *words)
+    folder = folder_of(tmp_path)
+    told = [w["message"] for w in lines(tmp_path, "warnings.jsonl")]
+    told = [message for message in told if "update refused" in message]
+    names = [re.search(r"bad_batch\w+\.pt", message)[0] for message in told]  # pyright: ignore
+    assert len(set(names)) == 3 == len(list(folder.glob("bad_batch*")))
+    for name, message in zip(names, told, strict=True):
+        kept = torch.load(folder / name, weights_only=True)
+        assert kept["reason"] in message
+        assert all(prompt in message for prompt in kept["prompt_ids"])
+    assert "train.critic_lr (now 1e+30)" in str(stopped.value)
+
+
+def test_a_bad_batch_that_cannot_be_kept_costs_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+
+    spoil(monkeypatch, {2}, row=0)
+    monkeypatch.setattr(zoo.train.session, "save_bad_batch", full)
+    summary = run_small(tmp_path, "algorithm=grpo", "train.steps=3", *QUICK)
+    assert summary["status"] == "finished" and summary["skipped_updates"] == 1
+    told = (folder_of(tmp_path) / "warnings.jsonl").read_text()
+    assert "row 0" in told and "could not be written: PytorchStreamWriter failed" in told
+
+
+def test_a_policy_that_cannot_be_saved_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, *_: Any, **__: Any) -> None:
+        (folder / "more").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zoo.train.session, "record_hashes", full)
+    words = ["algorithm=grpo", "train.steps=1", *QUICK]
+    with pytest.raises(RecordError, match=r"policy cannot be written: .*No space left"):
+        run_small(tmp_path, *words)
+    left = {path.name for path in folder_of(tmp_path).iterdir()}
+    assert not left & {".policy.tmp", "policy", "summary.json"}
+    monkeypatch.undo()
+    assert run_small(tmp_path, *words)["status"] == "finished"
 
 
 def test_broken_weights_end_the_run_with_a_named_error_and_leave_the_good_checkpoint(
@@ -642,6 +695,8 @@ def test_a_reward_that_leaves_no_pair_is_told_with_what_it_left_unscored(
         ("none", "say silent_without_advantage, and prepare returned no advantages"),
         ("no needs", "`needs` must be a property that returns Needs.* NotImplementedError"),
         ("needs that raise", "returns Needs.* AttributeError: .*no_such_setting"),
+        ("reference", r"calls models\.reference .*`needs` load none.* reference=True"),
+        ("critic", r"calls models\.critic .*`needs` load none.* critic=True"),
     ],
 )
 def test_an_algorithm_that_breaks_a_premise_is_told_once(
@@ -656,6 +711,29 @@ def test_an_algorithm_that_breaks_a_premise_is_told_once(
     report = check_algorithm(Strange(what=what))
     (detail,) = [clause.detail for clause in report.clauses if not clause.passed]
     assert re.search(f"algorithm=strange: .*{says}", detail)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("OneArgument", r"losses must be a method losses\(self, batch, models\), and .* \(batch\)"),
+        ("Misspelt", r"has no method losses\(self, batch, models\).* It has loss: was that meant"),
+    ],
+)
+def test_verbs_that_could_not_be_called_are_refused_before_anything_loads(
+    name: str, says: str
+) -> None:
+    from zoo.testing import check_algorithm
+
+    algorithm = getattr(faulty, name)()
+    config = structured(compose([*SMALL, "algorithm=grpo"]))
+    config.algorithm = algorithm
+    with pytest.raises(ConfigError, match=says):
+        check(config)
+    (broken,) = [clause for clause in check_algorithm(algorithm).clauses if not clause.passed]
+    assert broken.name == "needs are stated" and re.search(says, broken.detail)
+    config.algorithm = faulty.OfAnyArguments()
+    check(config)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.small import SMALL, folder_of, run_small
 from tests.e2e.test_interrupt import signal_at
-from zoo.cli import check_job
+from zoo.cli import check_job, main
 from zoo.compose import compose
 from zoo.config import ConfigError
 from zoo.instantiate import structured
@@ -91,6 +91,56 @@ def test_a_stopped_run_of_data_that_changed_does_not_go_on(
     data.write_text(before)
     resumed = run(tmp_path / "out", data)
     assert resumed["policy_hash"] == whole["policy_hash"]
+
+
+def folder_of_rows(data: Path) -> Path:
+    """The rows in a folder, as a data set saved in shards."""
+    folder = data.parent / "shards"
+    folder.mkdir()
+    half = data.read_text().splitlines(keepends=True)
+    (folder / "one.jsonl").write_text("".join(half[:30]))
+    (folder / "two.jsonl").write_text("".join(half[30:]))
+    return folder
+
+
+def test_files_added_to_the_folder_of_a_finished_run_or_taken_away_are_told(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of_rows(data)
+    given = [one for one in words(data, tmp_path / "out") if not one.startswith("data")]
+    given += ["data=hub", f"data.name={folder}", "data.chat=false"]
+    assert main(given) == 0
+    assert main(given) == 0
+    assert "since this run began" not in capsys.readouterr().out
+    (folder / "three.jsonl").write_text((folder / "one.jsonl").read_text())
+    (folder / "notes.md").write_text("no rows")
+    (folder / "two.jsonl").unlink()
+    assert main(given) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    changes = "data.name: three.jsonl was added; data.name: two.jsonl is gone"
+    assert f"warning: since this run began, {changes}. Its results" in told
+    assert told.index("since this run began") < told.index("finished already: ")
+
+
+def test_a_stopped_run_whose_folder_has_more_rows_is_told_one_way_out(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = folder_of_rows(data)
+    given = [one for one in words(data, tmp_path / "out") if not one.startswith("data")]
+    given += ["data=hub", f"data.name={folder}", "data.chat=false"]
+    with monkeypatch.context() as patch:
+        signal_at(patch, "zoo.measure.recorder:Recorder.step:2", signal.SIGINT)
+        assert main(given) == 130
+    more = data.read_text().replace("+ 1 =", "+ 0 =")  # some are held out
+    (folder / "three.jsonl").write_text(more)
+    capsys.readouterr()
+    assert main(given) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "was trained on other rows" in told and "resume=never" in told
+    assert "same command" not in told
 
 
 def test_before_the_first_checkpoint_nothing_is_old(

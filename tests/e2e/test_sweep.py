@@ -92,6 +92,61 @@ def test_a_sweep_killed_as_a_whole_is_finished_by_the_same_command(tmp_path: Pat
     assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux alone ends them")
+def test_joblib_s_workers_die_with_their_sweep_and_the_same_command_finishes(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra sweep")
+    jobs = sweep_of(tmp_path / "out", "train.steps=12", "seed=0,1")
+    arguments = [*LAUNCHERS["joblib"], *jobs]
+    folders = folders_of(jobs)
+    process = start(arguments)
+    for folder in folders:
+        wait_for_steps(folder, 1, process)
+    workers = [pid for pid in descendants(process.pid) if "popen_loky" in command_of(pid)]
+    assert len(workers) == 2
+    process.kill()  # it alone, as the kernel does where memory runs out
+    process.wait()
+    deadline = time.time() + 60
+    while any(map(lives, workers)) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not any(map(lives, workers))
+    for folder in folders:  # a worker that nobody ended would have come to its last step
+        assert (folder / "metrics.jsonl").read_bytes().count(b"\n") < 12
+
+    again = start(arguments)
+    told, _ = again.communicate(timeout=180)
+    assert again.returncode == 0, told
+    for folder in folders:
+        assert (folder / "metrics.jsonl").read_bytes().count(b"\n") == 12
+
+
+def parent_of(pid: int) -> tuple[int, str]:
+    """The parent's pid and the state of a process; (0, "") where there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, ""
+    return int(words[1]), words[0]
+
+
+def descendants(pid: int) -> list[int]:
+    everyone = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    own = [child for child in everyone if parent_of(child)[0] == pid]
+    return own + [other for child in own for other in descendants(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def lives(pid: int) -> bool:
+    return parent_of(pid)[1] not in ("", "Z")
+
+
 def test_a_finished_job_is_known_without_starting_it(tmp_path: Path) -> None:
     job = sweep_of(tmp_path, "train.steps=1")
     assert check_job(job) is None

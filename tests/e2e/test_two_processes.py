@@ -141,7 +141,7 @@ def test_the_infinite_loss_of_one_process_is_refused_by_both(outputs: Path) -> N
     assert only["skipped_updates"] == 1 and "grad_norm/policy" not in only
     assert "step 1: update refused, loss/policy is inf; " in (folder / "warnings.jsonl").read_text()
     kept = {path.name for path in folder.glob("bad_batch*")}
-    assert kept == {"bad_batch_step_000001.pt", "bad_batch_step_000001.rank1.pt"}
+    assert kept == {f"bad_batch_step_000001_update_1{rank}.pt" for rank in ("", ".rank1")}
     for file in (folder / "checkpoints/step_000001").glob("optimizer_*.pt"):
         assert not torch.load(file, weights_only=True)["state"]  # that of no update
 

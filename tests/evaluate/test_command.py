@@ -68,7 +68,7 @@ def test_settings_of_the_run_that_the_command_leaves_out_are_told(
 
 
 @pytest.mark.parametrize("place", ["policy", "best"])
-@pytest.mark.parametrize("kind", ["altered", "gone"])
+@pytest.mark.parametrize("kind", ["altered", "gone", "config"])
 def test_weights_that_are_not_those_that_were_saved_are_refused(
     kind: str, place: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,12 +77,15 @@ def test_weights_that_are_not_those_that_were_saved_are_refused(
     record = folder / {"policy": "sha256.json", "best": "best.json"}[place]
     known = json.loads(record.read_text())["sha256"]
     saved = (folder / "model.safetensors").read_bytes()
-    assert known.keys() == {"model.safetensors", "tokenizer.json"}
+    assert known.keys() == {"model.safetensors", "config.json", "tokenizer.json"}
     assert known["model.safetensors"] == hashlib.sha256(saved).hexdigest()
     assert main(["evaluate", f"model={folder}", *few]) == 0
     if kind == "gone":
         save_file(load_file(folder / "model.safetensors"), folder / "other.safetensors")
         (folder / "model.safetensors").unlink()
+    elif kind == "config":  # every answer is another one, and no shape
+        facts = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(facts | {"rms_norm_eps": 0.1}))
     else:  # the lowest bit of one weight, which is as finite as it was
         spoilt = bytearray(saved)
         spoilt[-4] ^= 1
@@ -93,8 +96,9 @@ def test_weights_that_are_not_those_that_were_saved_are_refused(
         assert main([*command, *words]) == 2
         told = " ".join(capsys.readouterr().err.split())
         what = "is gone" if kind == "gone" else "is not the file that was saved"
-        assert f"model.safetensors {what}" in told and f"delete {record}" in told
-    if kind == "altered":
+        file = "config.json" if kind == "config" else "model.safetensors"
+        assert f"{file} {what}" in told and f"delete {record}" in told
+    if kind != "gone":
         record.unlink()
         assert main(["evaluate", f"model={folder}", *few]) == 0
 

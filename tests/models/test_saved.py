@@ -16,26 +16,28 @@ from zoo.models.saved import BEST, check_saved, record_hashes
 from zoo.train.session import _best_in
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+SETTINGS = ("config.json", "adapter_config.json")  # lora_alpha decides as much as a weight
 BEFORE = {"step": 2, "metric": "heldout/accuracy", "value": 0.5}
 
 
 def saved(folder: Path) -> Path:
     save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
-    for name in (*TOKENIZER, "tokenizer_config.json", "chat_template.jinja", "config.json"):
+    for name in (*TOKENIZER, *SETTINGS, "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_text(name)
     return folder
 
 
-def test_weights_and_what_decides_the_tokens_are_recorded(tmp_path: Path) -> None:
+def test_weights_settings_and_what_decides_the_tokens_are_recorded(tmp_path: Path) -> None:
     record_hashes(saved(tmp_path), BEST, **BEFORE)
     found = json.loads((tmp_path / BEST).read_text())
     hashes = found.pop("sha256")
     assert found == BEFORE
     assert hashes.pop("model.safetensors")
-    assert hashes == {name: hashlib.sha256(name.encode()).hexdigest() for name in TOKENIZER}
+    names = (*SETTINGS, *TOKENIZER)
+    assert hashes == {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
 
 
-@pytest.mark.parametrize("name", [*TOKENIZER, "model.safetensors"])
+@pytest.mark.parametrize("name", [*TOKENIZER, *SETTINGS, "model.safetensors"])
 @pytest.mark.parametrize("kind", ["altered", "gone"])
 def test_each_file_of_a_record_is_compared(name: str, kind: str, tmp_path: Path) -> None:
     record_hashes(saved(tmp_path))

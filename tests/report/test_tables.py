@@ -51,6 +51,24 @@ def two_arms(root: Path) -> list[Arm]:
     return arms_of(read_runs(folders))
 
 
+def test_a_table_of_a_set_counts_the_seeds_that_were_judged_on_it(tmp_path: Path):
+    ends = [1, 1, 0, 0]
+    folders = []
+    for seed in (0, 1, 2):
+        sets = ["heldout", "extra"] if seed == 0 else ["heldout"]
+        lines = [
+            evaluation(step, [[o] for o in ends], ends, name=name)
+            for step in (0, 2)
+            for name in sets
+        ]
+        folders.append(write_run(tmp_path, "grpo", seed, evaluations=lines))
+    text = markdown(compare(arms_of(read_runs(folders))))
+    heldout, extra = text.split("**extra")[0], text.split("**extra")[1].split("**training")[0]
+    for label in ("start", "grpo"):
+        assert f"| {label}, 3 seeds |" in heldout
+        assert f"| {label}, 1 seed |" in extra
+
+
 # ------------------------------------------------------------------------------------- intervals
 
 

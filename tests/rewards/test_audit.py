@@ -348,3 +348,39 @@ def test_an_empty_prompt_is_told_to_rewards_that_read_it(
     assert "no prompt" not in capsys.readouterr().out
     assert main(["audit", file, "prompt=tusk"]) == 2
     assert "no field for prompt; it has 'task'" in " ".join(capsys.readouterr().err.split())
+
+
+COUNTS = """
+def short(completions, completion_ids):
+    return [float(len(ids) < 20) for ids in completion_ids]
+
+def swallows(completions, **columns):
+    return [float("4" in text) for text in completions]
+"""
+
+
+def test_a_reward_that_counts_tokens_is_given_those_of_a_tokenizer_or_refused(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "counts_audit.py").write_text(COUNTS)
+    rows = [{"prompt": "Q", "completion": "4" + " 4" * n, "label": n < 20} for n in (0, 2, 40, 90)]
+    for row in rows:
+        row["gold"] = "4"
+    audit = ["audit", str(write(tmp_path / "a.jsonl", rows)), "reward=function"]
+    assert main([*audit, "reward.fn=counts_audit.short"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the reward reads token ids (row 1 first)" in told and "tokenizer=FOLDER" in told
+    assert main([*audit, "reward.fn=counts_audit.short", "tokenizer=arithmetic"]) == 0
+    assert "4 of 4" in capsys.readouterr().out.split("agreement")[1].split("false")[0]
+    assert main([*audit, "reward.fn=counts_audit.swallows"]) == 0  # is handed ids, and reads none
+    assert main([*audit[:2], "reward=verifier_overlong"]) == 2
+    assert main(audit[:2]) == 0  # a verifier reads texts
+
+
+@pytest.mark.parametrize("gold", [["4"], {"a": "4"}, True])
+def test_a_gold_that_is_no_text_or_number_is_refused_not_scored(
+    gold: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "Q", "completion": "4", "gold": gold, "label": 1}
+    assert main(["audit", str(write(tmp_path / "a.jsonl", [row])), "reward.style=gsm8k"]) != 0
+    assert "must be a text or a number, got " in " ".join(capsys.readouterr().err.split())

@@ -7,6 +7,8 @@ import math
 import os
 import threading
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,18 @@ def test_b85_missing_gold_is_not_an_empty_answer(gold):
     for reward in (Verifier(), LastNumber()):
         with pytest.raises(ValueError, match="prompt 'p' has no gold"):
             score(reward, "####", answer=gold)
+
+
+@pytest.mark.parametrize("gold", [["12"], {"value": "12"}, True, b"12", {"12"}])
+def test_a_gold_that_is_no_text_or_number_is_refused_lest_every_answer_be_wrong(gold):
+    for reward in (Verifier(style="gsm8k"), LastNumber()):
+        with pytest.raises(ValueError, match="must be a text or a number, got "):
+            score(reward, "#### 12", answer=gold)
+
+
+@pytest.mark.parametrize("gold", [12, 12.0, Decimal(12), Fraction(12), np.int64(12), "12"])
+def test_numbers_of_any_type_are_golds(gold):
+    assert score(Verifier(style="gsm8k"), "#### 12", answer=gold) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,9 +137,9 @@ def test_a_sampler_of_its_own_dtype_is_counted(tmp_path: Path) -> None:
 def test_the_probe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = []
 
-    def watched(run: Any) -> Any:
+    def watched(run: Any, **settings: Any) -> Any:
         before = weights_hash(run.policy.model)
-        found = zoo.train.probe.probe(run)
+        found = zoo.train.probe.probe(run, **settings)
         hashes.append((before, weights_hash(run.policy.model)))
         return found
 
@@ -151,6 +152,18 @@ def test_the_probe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "memory" not in off
     files = [folder_of(tmp_path / way) / "policy" / "model.safetensors" for way in ("on", "off")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["sft", "ppo", "kto", "reward_model"])
+def test_a_run_resumed_after_its_last_step_has_the_same_probes(name: str, tmp_path: Path) -> None:
+    words = [f"algorithm={name}", *QUICK]
+    run_small(tmp_path, *words)
+    memory, summary = (folder_of(tmp_path) / f"{what}.json" for what in ("memory", "summary"))
+    before = json.loads(memory.read_text())["probes"]
+    for file in (memory, summary):  # as where it was killed in the probe
+        file.unlink()
+    run_small(tmp_path, *words)
+    assert json.loads(memory.read_text())["probes"] == before
 
 
 def test_the_table_is_in_the_summary_and_its_time_is_not_training(
@@ -169,10 +182,27 @@ def test_the_table_is_in_the_summary_and_its_time_is_not_training(
     assert summary["seconds"]["probe"] > 0
 
 
+def test_a_probe_can_be_interrupted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = []
+
+    def interrupted(run: Any, **_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        after.append(1)
+
+    monkeypatch.setattr(zoo.train.session, "probe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(tmp_path, "algorithm=grpo", *QUICK)
+    assert not after and not (folder_of(tmp_path) / "summary.json").exists()
+    monkeypatch.undo()
+    assert run_small(tmp_path, "algorithm=grpo", *QUICK)["memory"]
+
+
 def test_a_probe_that_fails_costs_the_table_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(run: Any) -> None:
+    def broken(run: Any, **_: Any) -> None:
         raise RuntimeError("not enough memory: you tried to allocate 7 bytes")
 
     monkeypatch.setattr(zoo.train.session, "probe", broken)

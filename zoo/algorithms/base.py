@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -16,6 +19,9 @@ from zoo.distributed import gathered
 
 if TYPE_CHECKING:
     from zoo.models.models import Models
+
+
+AS_IN = 'Write `yield LossTerm("policy", loss, {"entropy": (sum, count)})`.'
 
 
 class DataKind(StrEnum):
@@ -96,6 +102,76 @@ def needs_of(algorithm: Algorithm) -> Needs:
                 f"under training. {way_out}"
             )
     return needs
+
+
+# The verbs with what the loop gives them, by position.
+CALLS = {
+    "keep": ("batch",),
+    "prepare": ("batch", "models"),
+    "losses": ("batch", "models"),
+    "initial_state": (),
+    "next_state": ("state", "metrics"),
+    "enough": ("metrics",),
+}
+
+
+def check_verbs(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose verbs could not be called, before anything loads.
+
+    Raises:
+        ConfigError: no `losses`, or a verb that takes other arguments than it is given.
+    """
+    if getattr(type(algorithm), "losses", None) is Algorithm.losses:
+        others = [name for name in dir(algorithm) if not name.startswith("_") and "loss" in name]
+        found = sorted({*others} - {"losses"})
+        hint = f" It has {', '.join(found)}: was that meant?" if found else ""
+        raise ConfigError(
+            f"{called(algorithm)} has no method losses(self, batch, models), so nothing would be "
+            f"trained.{hint} {AS_IN}"
+        )
+    for verb, given in CALLS.items():
+        method = getattr(algorithm, verb, None)
+        told = f"{called(algorithm)}: {verb} must be a method {verb}({', '.join(('self', *given))})"
+        if not callable(method):
+            raise ConfigError(f"{told}, got {method!r:.80}.")
+        try:
+            signature = inspect.signature(method)
+        except ValueError:  # none to be had: the call itself will tell
+            continue
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            raise ConfigError(f"{told}, and it takes {signature}: {error}.") from error
+
+
+def absent_model(error: BaseException, algorithm: Algorithm, models: object) -> str:
+    """What to say of a call of a model that an algorithm's needs do not load; "" of other errors.
+
+    Args:
+        error: with its traceback, of which the line that failed is read.
+        models: the run's `Models`.
+    """
+    if not isinstance(error, TypeError) or "'NoneType' object is not callable" not in str(error):
+        return ""
+    line = next((frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:]), "")
+    for role in ("reference", "critic"):
+        if f".{role}(" in line and getattr(models, role, None) is None:
+            return (
+                f"{called(algorithm)}: it calls models.{role} (`{line.strip():.80}`), and its "
+                f"`needs` load none. Return Needs(…, {role}=True) from `needs`."
+            )
+    return ""
+
+
+@contextlib.contextmanager
+def absent_models_named(algorithm: Algorithm, models: object) -> Iterator[None]:
+    """A call of a model that was not loaded ends in a ConfigError that names it."""
+    try:
+        yield
+    except TypeError as error:
+        if told := absent_model(error, algorithm, models):
+            raise ConfigError(told) from error
+        raise
 
 
 PER_TOKEN = ("sampling_logprobs", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")

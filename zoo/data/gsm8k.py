@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from zoo.config import ConfigError
@@ -167,7 +166,7 @@ def rows_of(
     return rows
 
 
-@lru_cache(maxsize=4)
+@remembered
 def _svamp(path: str, instruction: str) -> tuple[Prompt, ...]:
     malformed = Malformed(path)
     rows, total = read_jsonl(path, malformed)

@@ -69,7 +69,7 @@ class JSONL(Table):
         reader = Reader(
             self.kind, self.columns, Path(path).name, self.style, self.instruction, self.chat
         )
-        return _read(path, _stamp(path), reader_key(reader), self.max_malformed)
+        return _read(path, reader_key(reader), self.max_malformed)
 
     def _only(self, kind: Kind) -> list[Any]:
         wrong_kind(self.kind, kind, "jsonl")
@@ -88,19 +88,8 @@ class JSONL(Table):
         return tuple(without_overlap(list(rows), list(heldout), self.path)), heldout
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
-    try:
-        status = Path(path).expanduser().stat()
-    except (OSError, RuntimeError, ValueError):
-        return None  # the reader says what is wrong
-    return status.st_mtime_ns, status.st_size
-
-
 @remembered
-def _read(
-    path: str, stamp: tuple[int, int] | None, key: tuple[Any, ...], max_malformed: float
-) -> tuple[Any, ...]:
-    # Read once however often a run asks; `stamp` is in the key so that a changed file is read anew.
+def _read(path: str, key: tuple[Any, ...], max_malformed: float) -> tuple[Any, ...]:
     kind, columns, *rest = key
     reader = Reader(kind, dict(columns), *rest)
     malformed = Malformed(path)

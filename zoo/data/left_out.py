@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
+from itertools import islice
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+MOST_FILES = 10_000  # of a folder, that are looked at
 
 
 class LeftOut(UserWarning):
@@ -44,22 +49,41 @@ def heard() -> Iterator[dict[str, None]]:
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
     """`lru_cache` of the last eight results, whose warnings `LeftOut` come with each use.
 
-    Data is read once and used by several: a run that found it read would else know of none.
+    Data is read once and used by several: a run that found it read would else know of none. What
+    lies at paths among the arguments is read anew once it has changed.
     """
 
     @lru_cache(maxsize=8)
-    def kept(*args: Any) -> tuple[T, tuple[str, ...]]:
+    def kept(_stamps: Any, *args: Any) -> tuple[T, tuple[str, ...]]:
         with heard() as said:
             made: Any = make(*args)  # pyright: ignore
         return made, tuple(said)
 
     @wraps(make)
     def used(*args: Any) -> T:
-        made, said = kept(*args)
+        made, said = kept(tuple(map(_stamp, args)), *args)
         _say(said)
         return made
 
     return used  # pyright: ignore
+
+
+def _stamp(value: Any) -> Any:
+    """When the files at a path were written, and their sizes; None for what is no path."""
+    if isinstance(value, tuple):
+        return tuple(map(_stamp, value))
+    if not isinstance(value, str) or not value:
+        return None
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # such as a text that is too long
+        path = Path(value).expanduser()
+        if path.is_file():
+            files = [path]
+        else:
+            walked = (Path(top) / name for top, _, names in os.walk(path) for name in names)
+            files = list(islice(walked, MOST_FILES))
+        found = [(str(file), file.stat()) for file in files if file.exists()]
+        return tuple(sorted((name, at.st_mtime_ns, at.st_size) for name, at in found))
+    return None
 
 
 def _say(messages: Any) -> None:

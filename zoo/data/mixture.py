@@ -43,7 +43,7 @@ class Until(StrEnum):
     """When a mixture ends."""
 
     shortest = "shortest"  # as soon as a part that is due has no prompt left: the shares are exact
-    longest = "longest"  # when all parts are used up: the shares hold until the first of them is
+    longest = "longest"  # when all parts are used up: the shares are those of the rows there are
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Prompts of several data sets, interleaved so that each part has its share by weight.
+    """Prompts of several data sets, of which each part has its share by weight.
 
     Every part is a data set with a `weight`, and perhaps a `reward` of its own that replaces its
     verifier in training. A prompt's column `source` and its id begin with the part's name. From a
     part that has more than its share the prompts are taken in an order that depends on their ids
     alone, because published files are often sorted by subject. Nothing is repeated: a prompt (or
     pair, …) that two parts have counts for the first, and a prompt that any part judges on is
-    trained on by none.
+    trained on by none. A run visits the rows in an order that is new each epoch, so over an epoch
+    the shares are those of the rows: the weights' with until=shortest; with until=longest, which
+    leaves no row out, what the parts happen to have (a warning tells it).
 
     Evaluation: `heldout` is the union of the parts' held-out problems, each judged by its own
     part's check, in the shares of the weights for as long as all parts last (the first
@@ -133,7 +135,7 @@ class Mixture:
     """
 
     parts: dict[str, Any] = field(default_factory=dict)  # name → {weight, _target_, …, reward}
-    until: Until = Until.shortest  # when to stop: shortest keeps the shares, longest uses all up
+    until: Until = Until.shortest  # when to stop: shortest keeps the weights, longest all rows
     data_seed: int = 0  # of the choice and order of each part's prompts; not the run's seed
 
     def __post_init__(self) -> None:
@@ -268,6 +270,8 @@ class Mixture:
             for name, own in rows.items()
         }
         weights = {part.name: part.weight for part in self._parts}
+        if self.until is Until.longest:
+            _tell_of_shares({name: len(own) for name, own in rows.items()}, weights)
         return interleave(ordered, weights, self.until)
 
     def _without_repeats(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -321,7 +325,7 @@ def _of_its_own(own: Sequence[Any], seen: dict[str, Any], where: str, what: str)
 def interleave(
     items: Mapping[str, Sequence[T]], weights: Mapping[str, float], until: Until | str
 ) -> list[T]:
-    """The lists woven into one, so that every beginning of it has the shares as nearly as can be.
+    """The lists woven into one, of which every beginning has the shares as nearly as can be.
 
         next part = argmin_k (n_k + ½) / w_k,   n_k taken so far
 
@@ -444,6 +448,23 @@ def _named(where: str) -> Iterator[None]:
 
 def _prompt_of(row: Any) -> Prompt:
     return row if isinstance(row, Prompt) else row.prompt
+
+
+def _tell_of_shares(rows: Mapping[str, int], weights: Mapping[str, float]) -> None:
+    """Say where all rows together have other shares than the weights, by more than 1 in 100."""
+    asked = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    shares = {name: count / sum(rows.values()) for name, count in rows.items()}
+    if all(abs(share - asked[name]) <= 0.01 for name, share in shares.items()):
+        return
+    told = ", ".join(
+        f"{name} {share:.1%} (asked {asked[name]:.1%})" for name, share in shares.items()
+    )
+    warnings.warn(
+        f"data.until=longest trains on every row, so the weights do not decide the shares of an "
+        f"epoch: {told}. Use data.until=shortest for the weights' shares.",
+        LeftOut,
+        stacklevel=2,
+    )
 
 
 def _tell_of_sources(prompts: Sequence[Prompt], part: Part) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
@@ -37,6 +39,10 @@ def check_offers(data: Any) -> set[str]:
         )
     verifier = ["verifier"] if "prompts" in kinds else []
     for verb in (*sorted(kinds), *verifier, "evaluation_sets"):
+        if isinstance(getattr(type(data), verb, None), property):
+            raise ConfigError(
+                f"{name}: {verb} must be a method, and is a property. Take @property away."
+            )
         if not callable(getattr(data, verb, None)):
             raise ConfigError(
                 f"{name} offers {', '.join(sorted(kinds))} and has no method {verb}(). Write one, "
@@ -70,6 +76,22 @@ def rows_of(data: Any, kind: str) -> list[Any]:
     if kind == "prompts":
         _check_ids(rows, f"{name}: {kind}()")
     return rows
+
+
+def verifier_of(data: Any) -> Any:
+    """The reward that judges its prompts; None where there is none.
+
+    Raises:
+        ConfigError: something that cannot be asked.
+    """
+    made = _asked(data, "verifier")
+    if made is None or (callable(made) and not isinstance(made, type)):
+        return made
+    shown = f"the class {made.__name__}" if isinstance(made, type) else f"{made!r:.80}"
+    raise ConfigError(
+        f"data {type(data).__name__}: verifier() must return a reward (zoo.types.Reward) or None, "
+        f"got {shown}.{f' Return {made.__name__}().' if isinstance(made, type) else ''}"
+    )
 
 
 def sets_of(data: Any) -> list[EvaluationSet]:
@@ -135,6 +157,20 @@ def _asked(data: Any, verb: str) -> Any:
             f"data {type(data).__name__}: {verb}() called exit({error.code}). Let it return, or "
             "raise an exception that says what is wrong."
         ) from error
+    except Exception as error:
+        if isinstance(error, ConfigError) or type(data).__module__.startswith("zoo."):
+            raise
+        raise ConfigError(
+            f"data {type(data).__name__}: {verb}() raised {type(error).__name__}: {error!s:.200}"
+            f"{_place(error, type(data).__module__)}. Correct it."
+        ) from error
+
+
+def _place(error: BaseException, module: str) -> str:
+    """The last line of a module's own in a traceback."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    found = [(f.f_code.co_filename, n) for f, n in frames if f.f_globals.get("__name__") == module]
+    return f" ({Path(found[-1][0]).name}:{found[-1][1]})" if found else ""
 
 
 def _check_prompt(prompt: Any, where: str, place: int) -> None:

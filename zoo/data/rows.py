@@ -624,7 +624,8 @@ class Reader:
         """A number for each completion under another name may say that they are not best first."""
         found = [name for name in row.keys() - self.used() if _numbers(row[name], len(outputs))]
         if all(isinstance(output, dict) for output in outputs):
-            inside = outputs[0].keys()
+            text = next((key for key in TEXT_KEYS if key in outputs[0]), None)
+            inside = {key: None for output in outputs for key in output if key != text}
             found += [k for k in inside if _numbers([o.get(k) for o in outputs], len(outputs))]
         if found:
             name = min(found)
@@ -648,7 +649,7 @@ def _reply(value: Any, name: str, may_be_empty: bool = False) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):
-        value = next((value[key] for key in ("content", "text", "value") if key in value), None)
+        value = next((value[key] for key in TEXT_KEYS if key in value), None)
     if not isinstance(value, str) or not (may_be_empty or value.strip()):
         if value is None:
             raise _BadRowError(f"no {name}")
@@ -746,14 +747,28 @@ def _turn(value: Any) -> dict[str, str]:
     return {"role": role, "content": _check_unicode(text)}
 
 
+TEXT_KEYS = ("content", "text", "value")  # where a completion that is a mapping has its text
+UNRATED = ("", "-", "n/a", "na", "nan", "none", "null")  # what stands where a rating is missing
+
+
 def _numbers(values: Any, count: int) -> bool:
+    """Whether these are `count` ratings: numbers, also as texts, of which some may be missing."""
     if not isinstance(values, list) or len(values) != count:
         return False
-    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    there = [v for v in values if v is not None and str(v).strip().lower() not in UNRATED]
+    return bool(there) and all(map(_reads_as_number, there))
+
+
+def _reads_as_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+        return False
+    with contextlib.suppress(ValueError, OverflowError):
+        return math.isfinite(float(value)) or not isinstance(value, str)
+    return not isinstance(value, str)
 
 
 def _finite(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise _BadRowError(f"{name} must be numbers, got {value!r:.40}")
     try:
         number = float(value)

@@ -1,4 +1,4 @@
-"""Hashes of saved weights and tokenizers: written beside them, compared before they are loaded."""
+"""Hashes of saved models and tokenizers: written beside them, compared before they are loaded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from zoo.measure.files import sha256, write_json
 
 BEST = "best.json"  # in best/, with the evaluation that the policy was best by
 HASHES = "sha256.json"  # in the folder of what a run made at its end
+# What decides, beside the weights, what a model computes.
+CONFIGS = ("config.json", "adapter_config.json")
 # What decides the tokens of a text; its settings and templates are there to be edited.
 TOKENS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
@@ -25,7 +27,7 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
-    """Write the hashes of a folder's weights and tokenizer into it, for `check_saved`.
+    """Write the hashes of a folder's weights, settings and tokenizer into it, for `check_saved`.
 
     Args:
         facts: what else the file says.
@@ -33,11 +35,11 @@ def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
         RecordError: it cannot be written.
     """
     weights = sorted(file.name for file in folder.glob("*.safetensors"))
-    write_json(folder / name, {**facts, "sha256": hashes_of(folder, [*weights, *TOKENS])})
+    write_json(folder / name, {**facts, "sha256": hashes_of(folder, [*weights, *CONFIGS, *TOKENS])})
 
 
 def check_saved(folder: Path, setting: str, tokens: bool = False) -> None:
-    """Refuse weights that are no longer those that a run saved; without a record nothing is said.
+    """Refuse weights or settings that are no longer what a run saved; without a record nothing is said.
 
     Args:
         setting: where the folder was given, for the message.

@@ -140,7 +140,7 @@ def _block(comparison: Comparison, block: str) -> str:
     rows = []
     for row in comparison.rows:
         cells = "".join(_cell(column, row.estimates[column.key]) for column in columns)
-        label = f"{escape(row.label)}<small>{escape(seeds_text(row))}</small>"
+        label = f"{escape(row.label)}<small>{escape(seeds_text(row, block))}</small>"
         rows.append(f"<tr><td>{label}</td>{cells}</tr>")
     return (
         f"<div class=scroll><table><caption>{escape(block_title(block))}</caption>"

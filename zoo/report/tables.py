@@ -12,8 +12,8 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from rich import box
@@ -76,6 +76,7 @@ class Row:
     seeds: tuple[int, ...]
     estimates: dict[str, Estimate]
     note: str = ""  # why numbers are missing
+    judged: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # seeds by evaluation set
 
 
 @dataclass(frozen=True)
@@ -189,29 +190,32 @@ _COSTS: dict[str, Callable[[Run], float | None]] = {
 
 def _arm_row(arm: Arm, columns: Sequence[Column]) -> Row:
     note = "" if arm.finished else "; ".join(run.progress() for run in arm.runs)
-    estimates = {}
+    estimates, judged = {}, {}
     for column in columns:
         if column.key in _COSTS:
             values = [_COSTS[column.key](run) for run in arm.finished]
             estimates[column.key] = _over_seeds([v for v in values if v is not None])
         else:
             name, measure = column.key.split("/", 1)
-            estimates[column.key] = estimate(arm.last(name), measure)
-    return Row(arm.label, tuple(run.seed for run in arm.finished), estimates, note)
+            last = arm.last(name)
+            estimates[column.key] = estimate(last, measure)
+            judged[name] = tuple(evaluation.seed for evaluation in last)
+    return Row(arm.label, tuple(run.seed for run in arm.finished), estimates, note, judged)
 
 
 def _start_row(arms: Sequence[Arm], columns: Sequence[Column], label: str) -> Row:
-    estimates, seeds = {}, set()
+    estimates, judged = {}, {}
     for column in columns:
         if column.key in _COSTS:
             estimates[column.key] = Estimate(None)
             continue
         name, measure = column.key.split("/", 1)
         found = start_evaluations(arms, name)
-        seeds |= {evaluation.seed for evaluation in found}
+        judged[name] = tuple(sorted({evaluation.seed for evaluation in found}))
         # There is one start: seeds differ in what was sampled from it, which is no training spread.
         estimates[column.key] = estimate(found, measure, between_seeds=False)
-    return Row(label, tuple(sorted(seeds)), estimates)
+    seeds = tuple(sorted({seed for own in judged.values() for seed in own}))
+    return Row(label, seeds, estimates, judged=judged)
 
 
 def estimate(
@@ -399,7 +403,7 @@ def print_comparison(arms: Sequence[Arm], console: Console) -> None:
         for row in comparison.rows:
             cells = [_cell(column, row.estimates[column.key], "\n") for column in columns]
             label = Text(row.label, style="bold")
-            label.append(f"\n{seeds_text(row)}", style="not bold dim")
+            label.append(f"\n{seeds_text(row, block)}", style="not bold dim")
             table.add_row(label, *map(Text, cells))
         console.print(table)
     console.print(Text(CAPTION, style="dim"))
@@ -434,7 +438,7 @@ def markdown(comparison: Comparison) -> str:
         ]
         for row in comparison.rows:
             cells = [_cell(column, row.estimates[column.key], " ") for column in columns]
-            lines.append(f"| {row.label}, {seeds_text(row)} | " + " | ".join(cells) + " |")
+            lines.append(f"| {row.label}, {seeds_text(row, block)} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     parts.append(CAPTION)
     if comparison.differences:
@@ -502,10 +506,12 @@ def block_title(block: str) -> str:
     }.get(block, block)
 
 
-def seeds_text(row: Row) -> str:
+def seeds_text(row: Row, block: str) -> str:
+    """How many seeds stand behind a row's numbers in a table."""
     if row.note:
         return row.note
-    return f"{len(row.seeds)} seed" + ("" if len(row.seeds) == 1 else "s")
+    seeds = row.judged.get(block, row.seeds)
+    return f"{len(seeds)} seed" + ("" if len(seeds) == 1 else "s")
 
 
 def _cell(column: Column, e: Estimate, between: str) -> str:

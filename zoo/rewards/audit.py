@@ -23,7 +23,7 @@ from zoo.types import Completion, Prompt, Reward
 
 HELP = """zoo audit LABELLED.jsonl [reward=NAME] [against=NAME] [style=gsm8k] [out=FOLDER] [limit=N]
           [prompt=FIELD] [completion=FIELD] [gold=FIELD] [label=FIELD] [threshold=0.5]
-          [reward.KEY=VALUE …] [--config-dir DIR]
+          [tokenizer=FOLDER_OR_HUB_NAME] [reward.KEY=VALUE …] [--config-dir DIR]
 
 Asks a reward about answers whose verdict is known, and says how often it is wrong: the share of
 wrong answers that it pays (false positives), of right answers that it does not (false negatives),
@@ -34,6 +34,8 @@ judge by no gold need none.
 A score of at least threshold is paid (by reward=; 0.5 for against=). Of scores other than 0 and 1
 it tells the range and the area under the ROC curve (AUC: 1 where every right answer scores above
 every wrong one, 0.5 by chance).
+A reward that counts or reads tokens needs a tokenizer: each text then has the ids that a policy with
+it would have written, the stop token last. No text counts as cut by the length limit.
 against=NAME asks a second reward and lists where the two differ. out=FOLDER keeps a page to read
 (audit.html) and every row with its verdict (audit.jsonl). Exit status 0, whatever the rates are.
 
@@ -47,6 +49,7 @@ FIELDS = {
 }
 READS_PROMPTS = {"Function", "Learned"}  # classes of zoo's, by name: importing them is slow
 READS_GOLDS = {"Verifier", "LastNumber"}  # likewise
+DRAWS = {"Random"}  # likewise: ids only tell its draws apart
 STYLE_OF = {"gsm8k_shaped": "gsm8k"}  # of rows without a style, by the option's name
 RIGHT = {"1", "1.0", "true", "pass", "right", "correct", "yes"}
 WRONG = {"0", "0.0", "false", "fail", "wrong", "incorrect", "no"}
@@ -103,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     settings: dict[str, str] = {}
     overrides: list[str] = []
     packages: list[str] = []
-    own = {"reward", "against", "style", "out", "limit", "threshold", *FIELDS}
+    own = {"reward", "against", "style", "out", "limit", "threshold", "tokenizer", *FIELDS}
     for word in words:
         key, sign, value = word.partition("=")
         if not sign:
@@ -144,8 +147,9 @@ def main(argv: Sequence[str]) -> int:
             f"row {silent[0]} first): the reward is asked with an empty one. Name its field, as in "
             "prompt=FIELD.\n"
         )
-    judged = judge(rewards[0], rows, float(settings.get("threshold", 0.5)))
-    other = judge(rewards[1], rows) if "against" in settings else None
+    ids = token_ids(rows, settings["tokenizer"]) if "tokenizer" in settings else None
+    judged = judge(rewards[0], rows, float(settings.get("threshold", 0.5)), ids)
+    other = judge(rewards[1], rows, ids=ids) if "against" in settings else None
     print_audit(name, judged, settings.get("against"), other)
     if "out" in settings:
         folder = Path(settings["out"])
@@ -348,7 +352,9 @@ def _labelled(
     if own := settings.get("style") or columns.get("style") or implied:
         columns["style"] = own
     if "gold" in found:
-        columns["answer"] = _final(str(values[found["gold"]]), style or own or "math")
+        gold = columns["answer"] = values[found["gold"]]
+        if isinstance(gold, str | int | float) and not isinstance(gold, bool):  # else no text
+            columns["answer"] = _final(str(gold), style or own or "math")
     question = values[found["prompt"]] if "prompt" in found else None
     if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
         question = question[-1].get("content", "")
@@ -364,15 +370,67 @@ def _final(gold: str, style: Any) -> str:
     return found.text if found is not None else gold
 
 
-def judge(reward: Reward, rows: Sequence[Labelled], threshold: float = 0.5) -> list[Judged]:
-    """The reward's word on each row, one at a time so that each is timed."""
+class NoTokens(tuple[int, ...]):
+    """Stands for the token ids of a text that nobody tokenized, and remembers that it was read."""
+
+    read = False
+
+    def __len__(self) -> int:
+        self.read = True
+        return 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.read = True
+        return iter(())
+
+    def __getitem__(self, place: Any) -> Any:
+        self.read = True
+        return ()[place]
+
+
+def token_ids(rows: Sequence[Labelled], name: str) -> list[tuple[int, ...]]:
+    """The ids of each row's completion, as this tokenizer's policy would have written it."""
+    from zoo.config import ModelConfig
+    from zoo.data.tokenize import encode_completions, stop_token_ids
+    from zoo.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelConfig(path=name), "tokenizer")
+    stops = stop_token_ids(tokenizer, None)
+    texts = [row.completion for row in rows]
+    return [*map(tuple, encode_completions(tokenizer, [row.prompt for row in rows], texts, stops))]
+
+
+def judge(
+    reward: Reward,
+    rows: Sequence[Labelled],
+    threshold: float = 0.5,
+    ids: Sequence[tuple[int, ...]] | None = None,
+) -> list[Judged]:
+    """The reward's word on each row, one at a time so that each is timed.
+
+    Args:
+        ids: of each row's completion; None where nobody tokenized them.
+    Raises:
+        ConfigError: the reward reads token ids, and there are none.
+    """
     from rich.progress import track
 
     judged = []
-    for row in track(rows, "asking", transient=True, disable=len(rows) < 500):
-        completion = Completion(row.completion, (), (), truncated=False)
+    none = () if type(reward).__name__ in DRAWS else NoTokens()
+    for place, row in enumerate(track(rows, "asking", transient=True, disable=len(rows) < 500)):
+        own = none if ids is None else ids[place]
+        completion = Completion(row.completion, own, (), truncated=False)
         started = time.perf_counter()
-        output = score(reward, [row.prompt], [completion], Patience(of_run=False))
+        try:
+            output = score(reward, [row.prompt], [completion], Patience(of_run=False))
+        finally:
+            if getattr(own, "read", False):
+                raise ConfigError(
+                    f"the reward reads token ids (row {row.name} first), and labelled texts have "
+                    "none: what it makes of them would be of empty answers. Name the tokenizer of "
+                    "the policy that it is to judge, as in tokenizer=FOLDER (a run's policy/, a "
+                    "model's folder or hub name)."
+                )
         seconds = time.perf_counter() - started
         reason = output.reasons[0] if output.reasons else ""
         judged.append(Judged(row, output.total[0], reason, seconds, threshold))
@@ -460,7 +518,7 @@ def print_audit(
             console.print(f"\n{kind}s to read ({min(len(found), SHOWN)} of {len(found)})")
         for j in found[:SHOWN]:
             gold = j.row.prompt.columns.get("answer")
-            said = [] if gold is None else [f"gold {_short(gold, 40)!r}"]
+            said = [] if gold is None else [f"gold {_short(str(gold), 40)!r}"]
             said.append(j.reason or f"score {j.score:.4g}")
             tail = " ".join(j.row.completion.split())[-60:]
             console.print(f"  row {j.row.name}: {', '.join(said)}: …{escape(tail)}")

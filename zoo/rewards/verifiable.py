@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Number
 
 from zoo.rewards.math import STYLES, Reason, verify
 from zoo.types import Completion, Prompt, RewardOutput
@@ -89,6 +90,12 @@ def gold_answer(prompt: Prompt) -> str:
         raise ValueError(
             f"prompt {prompt.id!r} has no gold in its column `answer` (got {gold!r}), so nothing "
             "can be verified. Give its data a gold answer, or choose another reward."
+        )
+    if isinstance(gold, bool) or not isinstance(gold, str | Number):
+        raise ValueError(
+            f"prompt {prompt.id!r}: its gold in the column `answer` must be a text or a number, got "
+            f"{gold!r:.40}, which no answer could equal. Write it as a text, or choose another "
+            "reward."
         )
     return str(gold)
 

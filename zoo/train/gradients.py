@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from zoo.algorithms.base import Algorithm, LossTerm, called
+from zoo.algorithms.base import AS_IN, Algorithm, LossTerm, called
 from zoo.batch import Batch, Scale
 from zoo.config import ConfigError
 from zoo.distributed import gathered, largest, world_size
@@ -27,7 +27,6 @@ RESERVED_BEGINNINGS = (
     "lr/", "loss/", "grad_norm/", "idle_updates/", "skipped/", "reward/", "reason/", "length/",
     "groups/", "tokens/", "seconds/", "state/", "memory/", "warnings/",
 )  # fmt: skip
-AS_IN = 'Write `yield LossTerm("policy", loss, {"entropy": (sum, count)})`.'
 ALWAYS = (
     "Yield the same terms for every batch; where there is nothing to learn, one of 0, such as "
     "(out.logprobs * 0).sum()."

@@ -65,8 +65,8 @@ def record(config: RunConfig) -> Record:
 def altered(run_dir: Path, config: RunConfig) -> Record:
     """What the record in `run_dir` knows otherwise: `files` and `code`, each setting → "old → new".
 
-    Files that are gone, or that were added, are no alteration: whoever needs one says so. A folder
-    without a record knows nothing.
+    Files that are gone, or that were added, are no alteration: whoever needs one says so, and
+    `come_and_gone` tells of them. A folder without a record knows nothing.
 
     Raises:
         ConfigError: the record is damaged.
@@ -80,6 +80,33 @@ def altered(run_dir: Path, config: RunConfig) -> Record:
         }
         for kind in old
     }
+
+
+def come_and_gone(run_dir: Path, config: RunConfig) -> str:
+    """Which files of the settings' folders there were, or were not, when the run began; "" for none.
+
+    An older record holds no files of folders within folders; where it has none of a setting, those
+    tell nothing.
+    """
+    known, new = _known(run_dir)["files"], record(config)["files"]
+    values = by_dotted_name(resolved(config))
+    held = {_folder_of(what) for what in known}
+    added = [what for what in new if what not in known and _folder_of(what) in held]
+    gone = []
+    for what in known.keys() - new.keys():
+        setting, _, file = what.partition(": ")
+        value = values.get(setting)
+        if isinstance(value, str) and not (Path(value).expanduser() / file).exists():
+            gone.append(what)
+    told = [f"{what} was added" for what in sorted(added)]
+    told += [f"{what} is gone" for what in sorted(gone)]
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else "")
+
+
+def _folder_of(what: str) -> tuple[str, bool]:
+    """The setting of a file in a record, and whether it lies in a folder of that folder."""
+    setting, _, file = what.partition(": ")
+    return setting, "/" in file
 
 
 def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from zoo.algorithms.base import called, checked_batch, checked_state
+from zoo.algorithms.base import absent_models_named, called, checked_batch, checked_state
 from zoo.batch import Batch
 from zoo.build import Run
 from zoo.config import ConfigError
@@ -60,7 +60,8 @@ def train(run: Run, session: Session) -> None:
 def prepared(batch: Batch, run: Run) -> Batch:
     """What the algorithm makes of a batch, checked; the step's only update may begin in it."""
     run.models.gradients = _only_gradients(run)
-    return checked_batch(run.algorithm, run.algorithm.prepare(batch, run.models))
+    with absent_models_named(run.algorithm, run.models):
+        return checked_batch(run.algorithm, run.algorithm.prepare(batch, run.models))
 
 
 def _only_gradients(run: Run) -> Gradients | None:
@@ -114,7 +115,8 @@ def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int)
         for group in trainable.optimizer.param_groups:
             group["lr"] = trainable.lr * factor
         pool.add(f"lr/{name}", trainable.lr * factor)
-    with drawing_from(run.config.seed, "dropout", session.updates, rank()):  # model.lora.dropout
+    dropout = drawing_from(run.config.seed, "dropout", session.updates, rank())  # model.lora's
+    with dropout, absent_models_named(run.algorithm, run.models):
         done = update(
             minibatch,
             run.algorithm,

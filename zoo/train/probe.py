@@ -18,7 +18,7 @@ PROBES = 2  # the first makes the optimizers' states, the second has them from t
 Peaks = dict[str, dict[str, int]]  # phase → label → bytes at the phase's peak, and "total"
 
 
-def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
+def probe(run: Run, steps: int = PROBES, fresh: bool = True, cold: bool = False) -> list[Peaks]:
     """Peaks of live tensor bytes of `steps` training steps with the longest rows there can be.
 
         peak(phase) = max over its time of Σ nbytes(storage), over the storages alive
@@ -32,18 +32,22 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
 
     Args:
         fresh: begin without optimizer states, as a run does.
+        cold: no step was trained in this process, so that one goes before that nobody meters: what
+            a first step makes for all later ones (the epoch's order, what packing has tried out)
+            is no part of a step.
     Returns:
         [steps] {phase: {label: bytes}}, labels as in `TensorMeter`; the phases are the loop's:
         rollout, prepare, update.
     """
     modules, optimizers = components(run)
     for optimizer in optimizers.values():
-        if fresh:
-            optimizer.state.clear()
         for group in optimizer.param_groups:
             group["lr"] = 0.0
     found = []
-    for step in range(steps):
+    for step in range(-1 if cold else 0, steps):
+        if fresh and step <= 0:
+            for optimizer in optimizers.values():
+                optimizer.state.clear()
         meter = TensorMeter(modules, optimizers)
 
         @contextmanager
@@ -58,7 +62,7 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
         with phase("prepare"):
             batch = prepared(batch, run)
         with phase("update"):
-            for minibatch in minibatches(batch, run, step):
+            for minibatch in minibatches(batch, run, max(step, 0)):
                 update(
                     minibatch,
                     run.algorithm,
@@ -73,7 +77,8 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True) -> list[Peaks]:
                 del minibatch
             del batch
         run.source.sync(run.policy)
-        found.append(_largest(meter.peaks))
+        if step >= 0:
+            found.append(_largest(meter.peaks))
     return found
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from zoo.claim import announce, claim
 from zoo.config import ConfigError, Resume, RunConfig
 from zoo.instantiate import complete, config_hash, resolved, run_dir, run_name
-from zoo.train.inputs import RECORD, altered, check_alike, follow_code, record, unlike_siblings
+from zoo.train.inputs import (
+    RECORD,
+    altered,
+    check_alike,
+    come_and_gone,
+    follow_code,
+    record,
+    unlike_siblings,
+)
 from zoo.train.lock import FolderLock
 
 
@@ -37,7 +45,13 @@ def run(config: RunConfig) -> dict[str, Any]:
         from zoo.measure.progress import display
 
         gone = "" if _made(folder) else " (what it made is gone; delete the folder to train anew)"
-        display(0, "", enabled=False).message(f"finished already: {folder}{gone}")
+        told = display(0, "", enabled=False)
+        if other := come_and_gone(folder, config):
+            told.message(
+                f"warning: since this run began, {other}. Its results are of the files as they "
+                "were; another name or output trains on those of now."
+            )
+        told.message(f"finished already: {folder}{gone}")
         return summary
 
     from zoo.build import check, make_accelerator, output_folder

@@ -52,6 +52,12 @@ class TrainingError(RuntimeError):
     """Training cannot go on; says what happened and where to look."""
 
 
+class ResumeError(TrainingError):
+    """A checkpoint is not of what the run would go on with; the same command meets it again."""
+
+    again = True
+
+
 class Session:
     """A run's way through its steps; the loop calls its verbs and knows nothing of files."""
 
@@ -155,13 +161,15 @@ class Session:
             raise TrainingError(
                 f"{progress.bad_updates} updates in a row were refused, the last because "
                 f"{done.reason}. Look at {told} in {self.folder}, then start a new run with a "
-                f"lower train.lr (now {train.lr}) or train.max_grad_norm."
+                f"lower {self._learning_rates(done.broken)} or train.max_grad_norm."
             )
 
     def _bad_batch(self, done: Updated, batch: Batch, step: int) -> str:
         """Keep this process's part of a refused batch; which rows, and in which file."""
         rows = bad_rows(batch, self.run.policy)
-        name = f"bad_batch_step_{step:06d}{f'.rank{rank()}' if rank() else ''}.pt"
+        # A step has as many updates as epochs × minibatches; the run's count tells them apart.
+        name = f"bad_batch_step_{step:06d}_update_{self.progress.updates}"
+        name += f".rank{rank()}.pt" if rank() else ".pt"
         try:
             save_bad_batch(self.folder / name, batch, done.reason, rows)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
@@ -387,14 +395,19 @@ class Session:
         for name, trainable in self.run.trainables.items():
             for key, weight in trainable.module.named_parameters():
                 if not bool(torch.isfinite(weight).all()):
-                    train = self.run.config.train
-                    own = name == "critic" and train.critic_lr is not None
-                    lr = f"critic_lr (now {train.critic_lr})" if own else f"lr (now {train.lr})"
                     raise TrainingError(
                         f"after step {self.progress.step} the {name}'s weights {key} are not "
                         f"finite, so no checkpoint was written; the one before stays. Lower "
-                        f"train.{lr} or train.max_grad_norm."
+                        f"{self._learning_rates(name)} or train.max_grad_norm."
                     )
+
+    def _learning_rates(self, broken: str) -> str:
+        """The settings that move a part, with their values; of all parts where none is told."""
+        train, policy = self.run.config.train, f"train.lr (now {self.run.config.train.lr})"
+        if "critic" not in self.run.trainables or train.critic_lr is None:
+            return policy
+        critic = f"train.critic_lr (now {train.critic_lr})"
+        return {"policy": policy, "critic": critic}.get(broken, f"{policy}, {critic}")
 
     def leave(self) -> str:
         """Save the last whole step of an interrupted run; a sentence that says where it stands."""
@@ -408,13 +421,13 @@ class Session:
     def _restore(self, checkpoint: Checkpoint) -> None:
         run, state = self.run, checkpoint.state
         if state["start_hash"] != run.start_hash:
-            raise TrainingError(
+            raise ResumeError(
                 f"{checkpoint.folder} started from other weights (hash {state['start_hash']}, now "
                 f"{run.start_hash}): the model at model.path changed. Restore it, or start anew "
                 "with resume=never in another output folder."
             )
         if state.get("reward_hash", run.reward_hash) != run.reward_hash:
-            raise TrainingError(
+            raise ResumeError(
                 f"{checkpoint.folder} was trained on another reward (hash {state['reward_hash']}, "
                 f"now {run.reward_hash}): the reward model at reward.path changed. Restore it, or "
                 "start anew with resume=never in another output folder."
@@ -430,7 +443,7 @@ class Session:
                     f"the pairs or labels sampled for it are gone from {cache_folder() / 'pairs'} "
                     "and were sampled anew, or the reward or the data changed"
                 )
-            raise TrainingError(
+            raise ResumeError(
                 f"{checkpoint.folder} was trained on other rows (hash "
                 f"{state['source']['content_hash']}, now {rows}): {why}. Restore them, or start "
                 "anew with resume=never in another output folder."
@@ -536,7 +549,7 @@ class Session:
             return []
         try:
             with self.interrupt.at_once():
-                return probe(self.run)
+                return probe(self.run, cold=self._step_seconds == 0)
         except Exception as error:
             if world_size() > 1:  # the others wait in the middle of it
                 raise

@@ -41,6 +41,7 @@ def summarize(
         "steps": progress.step,
         "updates": progress.updates,
         "skipped_updates": progress.skipped_updates,
+        "idle_updates": progress.idle_updates,  # without a signal: no weight moved
         "config_hash": config_hash,
         "start_hash": run.start_hash,
         "policy_hash": _hash(run),

@@ -17,6 +17,8 @@ from zoo.models.models import Models
 from zoo.train.gradients import ALWAYS, Gradients, Trainable, global_scale
 from zoo.train.metrics import Pool
 
+OF_PART = "the gradient norm of the "
+
 
 @dataclass(frozen=True)
 class Updated:
@@ -27,6 +29,11 @@ class Updated:
     tokens: int  # trained tokens of all processes
     idle: bool = False  # every gradient was 0, so that no weight moved
     metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
+
+    @property
+    def broken(self) -> str:
+        """The part that a refusal is about; "" where a loss is, which may rest on several."""
+        return self.reason.removeprefix(OF_PART).split(" ")[0] if OF_PART in self.reason else ""
 
 
 def update(
@@ -74,7 +81,7 @@ def update(
     for name, trainable in trainables.items():
         norms[name] = grad_norm(trainable.module, max_grad_norm)
         if not math.isfinite(norms[name]):
-            bad = bad or f"the gradient norm of the {name} is {norms[name]}"
+            bad = bad or f"{OF_PART}{name} is {norms[name]}"
     # One process's bad loss is every process's: all must refuse together.
     bad = next((reason for reason in gathered(bad) if reason), "")
     idle = {name: norms[name] == 0 and not step_on_zero_gradient for name in trainables}
