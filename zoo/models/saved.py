@@ -39,7 +39,7 @@ def record_hashes(folder: Path, name: str = HASHES, **facts: Any) -> None:
 
 
 def check_saved(folder: Path, setting: str, tokens: bool = False) -> None:
-    """Refuse weights or settings that are no longer what a run saved; without a record nothing is said.
+    """Refuse weights or settings that are not what a run saved; without a record nothing is said.
 
     Args:
         setting: where the folder was given, for the message.

@@ -34,8 +34,8 @@ judge by no gold need none.
 A score of at least threshold is paid (by reward=; 0.5 for against=). Of scores other than 0 and 1
 it tells the range and the area under the ROC curve (AUC: 1 where every right answer scores above
 every wrong one, 0.5 by chance).
-A reward that counts or reads tokens needs a tokenizer: each text then has the ids that a policy with
-it would have written, the stop token last. No text counts as cut by the length limit.
+A reward that counts or reads tokens needs a tokenizer: each text then has the ids that a policy
+with it would have written, the stop token last. No text counts as cut by the length limit.
 against=NAME asks a second reward and lists where the two differ. out=FOLDER keeps a page to read
 (audit.html) and every row with its verdict (audit.jsonl). Exit status 0, whatever the rates are.
 

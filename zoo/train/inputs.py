@@ -83,7 +83,7 @@ def altered(run_dir: Path, config: RunConfig) -> Record:
 
 
 def come_and_gone(run_dir: Path, config: RunConfig) -> str:
-    """Which files of the settings' folders there were, or were not, when the run began; "" for none.
+    """Which files of the settings' folders came or went since the run began; "" for none.
 
     An older record holds no files of folders within folders; where it has none of a setting, those
     tell nothing.
