@@ -865,7 +865,21 @@ def algorithms_main(argv: Sequence[str]) -> int:
 
     from zoo.compose import compose_here, hydra_session, options, translated
 
-    overrides = _add_folders(_parse(list(argv)))
+    given = _parse(list(argv))
+    if given.help:
+        print(
+            "zoo algorithms [--config-dir DIR]: every algorithm on the search path, its settings."
+        )
+        return 0
+    flags = (*_ONE_OF, "multirun")
+    refused = [flag for flag in flags if getattr(given, flag.replace("-", "_"))]
+    chosen = [word for word in given.overrides if word.startswith("algorithm")]
+    for word in [*(f"--{flag}" for flag in refused), *chosen]:
+        raise ConfigError(
+            f"zoo algorithms lists them all and takes no {word}. One alone is shown by zoo --cfg "
+            "job --package algorithm algorithm=NAME."
+        )
+    overrides = _add_folders(given)
     table = Table(show_edge=False)
     for column in ("algorithm=", "what it is", "settings"):
         table.add_column(column, overflow="fold")

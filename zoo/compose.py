@@ -804,6 +804,9 @@ def _explain_unknown_key(key: str, overrides: Sequence[str]) -> str:
     given = _find(key, overrides)
     sign, value = "", given.partition("=")[2]
     group, _, leaf = key.partition(".")
+    taken = [one for one in overrides if one.split("=")[0] == f"~{key}"]
+    if taken and any(one.split("=")[0] == key for one in overrides):
+        return f"{taken[0]} takes {key} out, and {key}= gives it a value: leave one of them out."
     if group == "hydra":
         return f"there is no setting {key} of hydra (given: {given}). See `zoo --cfg hydra`."
     if key in GROUPS and value in {option.name for option in _options_quietly(key)}:

@@ -21,7 +21,7 @@ from zoo.compose import compose
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.left_out import LeftOut
-from zoo.data.rows import Kind, without_duplicates
+from zoo.data.rows import Kind, _BadRowError, _finite, without_duplicates
 from zoo.instantiate import structured
 from zoo.types import Completion, Prompt
 
@@ -569,6 +569,35 @@ def test_numbers_of_completions_under_an_unknown_name_are_not_passed_over(row, n
         JSONL(path=str(file), kind=Kind.rankings).rankings()
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [{"text": "a"}, {"text": "b", "rating": "5"}],  # not in the first one
+        [{"text": "a", "rating": 1}, {"content": "b"}],
+        [{"text": "1", "rating": 1}, {"content": "b", "rating": "n/a"}],
+        ["a", {"text": "b", "rating": 5}],
+        [[{"content": "a", "rating": 1}], [{"content": "b", "rating": 5}]],
+    ],
+)
+def test_a_rating_within_any_completion_is_not_passed_over(outputs, tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "Q", "completions": outputs}])
+    with pytest.raises(ConfigError, match=r"line 1: no scores or ranks.*columns\.scores=rating"):
+        JSONL(path=path, kind=Kind.rankings).rankings()
+
+
+def test_a_rating_is_found_where_the_advice_says_also_within_a_list_of_one_turn(tmp_path):
+    outputs = [[{"content": "a", "rating": 1}], [{"content": "b", "rating": 5}]]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "Q", "completions": outputs}])
+    (pair,) = JSONL(path=path, kind=Kind.rankings, columns={"scores": "rating"}).pairs()
+    assert (pair.chosen, pair.rejected, pair.margin) == ("b", "a", 4)
+
+
+def test_the_texts_of_completions_are_no_ratings_whatever_their_key(tmp_path):
+    row = {"prompt": "Q", "completions": [{"text": "12"}, {"content": "13"}]}
+    data = JSONL(path=write(tmp_path / "a.jsonl", [row]), kind=Kind.rankings)
+    assert [(p.chosen, p.rejected) for p in data.pairs()] == [("12", "13")]
+
+
 def test_other_columns_of_a_ranking_are_nobodys_scores(tmp_path):
     row = {"prompt": "Q", "seed": 3, "turns": [1], "ok": [True, False], "from": ["gpt-4", "7"]}
     row |= {"completions": [{"text": "12"}, {"text": "13"}], "unrated": [None, ""]}
@@ -576,12 +605,28 @@ def test_other_columns_of_a_ranking_are_nobodys_scores(tmp_path):
     assert [(p.chosen, p.rejected) for p in data.pairs()] == [("12", "13")]
 
 
-def test_decimals_are_numbers(tmp_path):
-    row = {"prompt": "Q", "completions": ["a", "b"], "scores": [Decimal("1.5"), Decimal("2.25")]}
+@pytest.mark.parametrize(
+    ("kind", "row", "margin"),
+    [
+        ("rankings", {"completions": ["a", "b"], "scores": ["1.5", "2.25"]}, 0.75),
+        ("rankings", {"completions": ["a", "b"], "ranks": ["2.0", "1.0"]}, 1.0),
+        ("pairs", {"chosen": "b", "rejected": "a", "margin": "0.75"}, 0.75),
+    ],
+)
+def test_decimals_are_numbers(kind, row, margin, tmp_path):
+    (*_, name) = row
+    told = row[name]
+    exact = [*map(Decimal, told)] if isinstance(told, list) else Decimal(told)
     file = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
-    (pair,) = JSONL(path=str(file), kind=Kind.rankings).pairs()
-    assert (pair.chosen, pair.rejected, pair.margin) == ("b", "a", 0.75)
+    table = pyarrow.Table.from_pylist([{"prompt": "Q", **row, name: exact}])
+    pyarrow.parquet.write_table(table, file)
+    (pair,) = JSONL(path=str(file), kind=Kind(kind)).pairs()
+    assert (pair.chosen, pair.rejected, pair.margin) == ("b", "a", margin)
+
+
+def test_a_decimal_without_a_value_is_named():
+    with pytest.raises(_BadRowError, match="scores must be finite, got Decimal"):
+        _finite(Decimal("sNaN"), "scores")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 import json
 import math
+import re
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+import torch
 
 from zoo.config import ConfigError
 from zoo.data.arithmetic import Arithmetic
@@ -16,14 +21,17 @@ from zoo.data.digits import Digits
 from zoo.data.ifeval import IFEval
 from zoo.data.jsonl import JSONL
 from zoo.data.left_out import LeftOut
-from zoo.data.mixture import BySource, Mixture, Until, interleave
+from zoo.data.mixture import BySource, Mixture, Until, interleave, interleave_once
+from zoo.data.offered import rows_of
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Kind, content_of
+from zoo.data.source import DatasetSource, Group
 from zoo.instantiate import build
 from zoo.rewards.check import RewardError
 from zoo.rewards.random_reward import Random
 from zoo.rewards.score import score
-from zoo.rollout.order import Order
+from zoo.rollout.engine import Sampling
+from zoo.rollout.source import RolloutSource
 from zoo.types import Completion, EvaluationSet, Example, Prompt, RewardOutput
 
 
@@ -103,10 +111,13 @@ def test_interleaving_by_hand():
     # (n + 1/2) / w with w = 3, 1:  a 1/6 < b 1/2: a;  a 1/2 = b 1/2: a, named first;  a 5/6: b;
     # a 5/6 < b 3/2: a;  and the next four are the same again.
     items = {"a": [f"a{i}" for i in range(9)], "b": ["b0", "b1"]}
-    woven = interleave(items, {"a": 3, "b": 1}, Until.shortest)
+    weights = {"a": 3, "b": 1}
+    woven = interleave(items, weights, Until.shortest)
     assert woven[:4] == ["a0", "a1", "b0", "a2"]
     assert woven == ["a0", "a1", "b0", "a2", "a3", "a4", "b1", "a5", "a6", "a7"]  # b2 is due next
-    assert interleave(items, {"a": 3, "b": 1}, Until.longest) == [*woven, "a8"]
+    # Of the longest, b begins again, and then comes a8, the last of the nine.
+    assert interleave(items, weights, Until.longest) == [*woven, "b0", "a8"]
+    assert interleave_once(items, weights) == [*woven, "a8"]
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.3, 0.2), (1, 1, 1), (10, 1, 0.01)])
@@ -125,7 +136,35 @@ def test_every_beginning_has_the_shares(weights):
 
 
 def test_empty_part_is_passed_over():
-    assert interleave({"a": [], "b": [1, 2]}, {"a": 1, "b": 1}, Until.shortest) == [1, 2]
+    for weave in (*(partial(interleave, until=until) for until in Until), interleave_once):
+        assert weave({"a": [], "b": [1, 2]}, {"a": 1, "b": 1}) == [1, 2]
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3), (2, 7, 4), (1, 1), (6, 1, 1)])
+def test_longest_is_what_datasets_calls_all_exhausted(sizes):
+    names = "abc"[: len(sizes)]
+    items = {n: [f"{n}{i}" for i in range(s)] for n, s in zip(names, sizes, strict=True)}
+    theirs = datasets.interleave_datasets(
+        [datasets.Dataset.from_dict({"row": own}) for own in items.values()],
+        stopping_strategy="all_exhausted",
+    )["row"]
+    woven = interleave(items, dict.fromkeys(names, 1), Until.longest)
+    assert woven == theirs[: len(woven)]
+    assert len(theirs) - len(woven) < len(sizes)  # they end with a whole round
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.3, 0.2), (1, 1, 1), (1, 10, 100)])
+@pytest.mark.parametrize("sizes", [(40, 900, 7), (3, 3, 3), (500, 20, 60)])
+def test_longest_has_the_shares_and_ends_with_the_last_row_that_is_new(sizes, weights):
+    items = {n: [f"{n}{i}" for i in range(s)] for n, s in zip("abc", sizes, strict=True)}
+    woven = interleave(items, dict(zip("abc", weights, strict=True)), Until.longest)
+    assert set(woven) == {row for own in items.values() for row in own}
+    assert woven.count(woven[-1]) == 1
+    for name, weight in zip("abc", weights, strict=True):
+        own = [row for row in woven if row[0] == name]
+        share = weight / sum(weights)
+        assert abs(len(own) - len(woven) * share) <= 0.5 + 1.5 * share + 1e-9
+        assert own == [items[name][i % len(items[name])] for i in range(len(own))]
 
 
 # prompts -----------------------------------------------------------------------------------------
@@ -150,37 +189,120 @@ def test_prompts_of_a_sorted_part_are_drawn_from_all_of_it():
     assert [p.id for p in other] != [p.id for p in drawn]
 
 
-def test_longest_uses_everything_up_and_says_that_the_weights_do_not_count():
-    data = mixed(Few(n=3), Few(n=50, prefix="r"), weights=(3, 1), until=Until.longest)
-    with pytest.warns(LeftOut, match=r"a 5\.7% \(asked 75\.0%\), b 94\.3% \(asked 25\.0%\)"):
-        prompts = data.prompts()
-    assert Counter(p.columns["source"] for p in prompts) == {"a": 3, "b": 50}
+class Silent:
+    """An engine that says one word and keeps the prompts that it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.places: list[str] = []
+
+    def generate(self, prompts, keys, n, sampling):
+        self.asked += [ids[0] for ids in prompts]
+        self.places += keys
+        return [[Completion("yes", (1, 2), (-0.5, -0.5), False)] * n for _ in prompts]
 
 
-def test_longest_says_nothing_where_the_rows_have_the_weights_shares():
-    data = mixed(Few(n=30), Few(n=10, prefix="r"), weights=(3, 1), until=Until.longest)
+def trained_on(data, epochs=1):
+    """The ids that a run's source hands out, in whole epochs of steps of one prompt."""
+    prompts = rows_of(data, "prompts")
+    tokenized = [replace(p, token_ids=(i, 5)) for i, p in enumerate(prompts)]
+    engine = Silent()
+    source = RolloutSource(
+        tokenized,
+        engine,
+        data.verifier(),
+        groups=1,
+        group_size=2,
+        sampling=Sampling(1.0, 2, (2,)),
+        seed=3,
+        pad_token_id=2,
+        keep=lambda batch: torch.ones(batch.n_groups, dtype=torch.bool),
+        timer=lambda name: nullcontext(),
+    )
+    ids = [i for step in range(epochs * len(prompts)) for i in source.next(step).batch.prompt_ids]
+    assert ids == [prompts[item].id for item in engine.asked]
+    assert len(set(engine.places)) == len(ids)  # one that is read again has draws of its own
+    return ids
+
+
+def fitted_on(data, epochs=1):
+    """The same of fixed rows, as those of SFT."""
+    groups = [
+        Group(replace(row.prompt, token_ids=(5,)), ((6, 2),), (row.completion,))
+        for row in rows_of(data, "examples")
+    ]
+    source = DatasetSource(groups, 1, seed=3, pad_token_id=2)
+    assert len(source.visited(len(groups))) == len(groups)
+    return [i for step in range(epochs * len(groups)) for i in source.next(step).batch.prompt_ids]
+
+
+@pytest.mark.parametrize("visited_by", [trained_on, fitted_on])
+@pytest.mark.parametrize(
+    ("until", "counts", "different"),
+    [
+        (Until.shortest, {"a": 30, "b": 10}, 40),  # b has 50, of which 40 are not read
+        # b's last has (49 + 1/2) / 1, so a is taken while (n + 1/2) / 3 is at most that: 0 … 148.
+        (Until.longest, {"a": 149, "b": 50}, 80),
+    ],
+)
+def test_an_epoch_of_training_has_the_weights_shares(until, counts, different, visited_by):
+    data = mixed(Few(n=30), Few(n=50, prefix="r"), weights=(3, 1), until=until)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(data.prompts()) == 40
+        warnings.simplefilter("ignore", LeftOut)
+        visited = visited_by(data, epochs=2)
+    for epoch in (visited[: len(visited) // 2], visited[len(visited) // 2 :]):
+        found = Counter(identity.split("/")[0] for identity in epoch)
+        assert found == counts and len(set(epoch)) == different
+    assert Counter(visited[: len(epoch)]) == Counter(epoch) and visited[: len(epoch)] != epoch
+
+
+def test_rows_that_are_read_many_times_are_told_once():
+    data = mixed(Few(n=3), Few(n=50, prefix="r"), weights=(1, 1), until=Until.longest)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prompts = data.prompts()
+    # a has been read 50 times when b's last row is due: a, named first, is due before it.
+    assert Counter(p.columns["source"] for p in prompts) == {"a": 50, "b": 50}
+    (told,) = longest_of(caught)
+    assert "an epoch of 100 rows reads data.parts.a 16.7 times (3 rows). " in told
+    assert issubclass(caught[0].category, LeftOut) and "data.parts.b" not in told
 
 
 @pytest.mark.parametrize("until", Until)
-def test_what_an_epoch_of_training_visits_has_the_shares_that_are_told(until):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        prompts = mixed(Few(n=30), Few(n=50, prefix="r"), weights=(3, 1), until=until).prompts()
-    visited = [prompts[item] for _, item in Order(len(prompts), seed=3).take(len(prompts))]
-    share = sum(p.columns["source"] == "a" for p in visited) / len(visited)
-    if until is Until.shortest:
-        assert share == 3 / 4 and not caught
-    else:
-        assert share == 30 / 80 and "a 37.5% (asked 75.0%)" in str(caught[0].message)
+def test_a_few_readings_are_not_worth_a_word(until):
+    data = mixed(Few(n=5), Few(n=20, prefix="r"), weights=(1, 1), until=until)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(data.prompts()) == {Until.shortest: 10, Until.longest: 40}[until]
+
+
+def test_a_list_that_would_have_no_end_is_refused_by_the_weight_that_makes_it_so():
+    data = mixed(Few(n=30), Few(n=50, prefix="r"), weights=(1, 1e-6), until=Until.longest)
+    said = "data.parts.b (50 rows, 1e-06 of an epoch) is used up: an epoch would have 5e+07 rows, "
+    said += "of which 80 are different ones. Raise data.parts.b.weight (now 1e-06), or"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        data.prompts()
+    assert len(mixed(Few(n=30), Few(prefix="r"), weights=(1, 1e-6)).prompts()) == 30
+    with pytest.raises(ConfigError, match=r"would have 5e\+201 rows"):
+        mixed(Few(n=9), Few(n=50, prefix="r"), weights=(1e100, 1e-100), until="longest").prompts()
 
 
 def test_prompt_that_two_parts_have_counts_for_the_first():
     with pytest.warns(UserWarning, match=r"data\.parts\.b: left out 3 of 5 rows that an earlier"):
         prompts = mixed(Few(n=3), Few(n=5)).prompts()
     assert Counter(p.columns["source"] for p in prompts) == {"a": 3, "b": 2}
+
+
+def longest_of(caught):
+    return [str(one.message) for one in caught if "until=longest" in str(one.message)]
+
+
+@pytest.mark.parametrize("until", Until)
+def test_a_held_out_problem_is_there_once_whatever_ends_the_training_rows(until):
+    data = mixed(Few(m=3), Few(m=40, prefix="r"), weights=(3, 1), until=until)
+    heldout = data.evaluation_sets()[0].prompts
+    assert Counter(p.columns["source"] for p in heldout) == {"a": 3, "b": 40}
+    assert len({p.id for p in heldout}) == 43
 
 
 def parts_of_rows(
@@ -516,7 +638,8 @@ def test_another_answer_to_a_prompt_of_an_earlier_part_is_no_repeat(kind, same, 
         parts[name] = JSONL(path=str(tmp_path / name), kind=Kind(kind))
     with pytest.warns(LeftOut, match=r"data\.parts\.b: left out 1 of 3 rows that an earlier"):
         rows = getattr(Mixture(parts, until=Until.longest), kind)()
-    assert Counter(content_of(row.prompt) for row in rows) == {"q0": 1, "q1": 2, "q2": 2}
+    found = {(content_of(row.prompt), row.prompt.columns["source"]) for row in rows}
+    assert found == {("q0", "a"), ("q1", "a"), ("q2", "a"), ("q1", "b"), ("q2", "b")}
 
 
 def test_a_prompt_that_is_judged_on_is_in_no_row_whatever_the_completion():

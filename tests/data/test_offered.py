@@ -116,6 +116,13 @@ def test_prompts_are_prompts(prompts: Any, found: str) -> None:
     assert "data Mine: prompts()" in str(caught.value) and found in str(caught.value)
 
 
+def test_a_prompt_that_is_given_again_is_no_other_prompt_of_its_id() -> None:
+    again = [prompt(0), prompt(1)] * 3
+    assert rows_of(Mine(prompts=again), "prompts") == again
+    with pytest.raises(ConfigError, match=r"1 ids are of several prompts \(p1\)"):
+        rows_of(Mine(prompts=[*again, prompt(1)]), "prompts")
+
+
 def test_a_row_holds_a_prompt() -> None:
     with pytest.raises(ConfigError, match=r"examples\(\), place 0: the prompt must be a Prompt"):
         rows_of(Mine(examples=[Example("say 0", "0")]), "examples")  # pyright: ignore
@@ -159,7 +166,7 @@ def test_what_a_method_raises_is_told_with_its_place(
     monkeypatch.setattr(Mine, verb, missing)
     said = rf"data Mine: {verb}\(\) raised FileNotFoundError: no rows.jsonl \(test_offered.py:\d+\)"
     asks = {"prompts": partial(rows_of, kind="prompts"), "verifier": verifier_of}
-    with pytest.raises(ConfigError, match=said) as told:
+    with pytest.raises(RuntimeError, match=said) as told:
         asks.get(verb, sets_of)(Mine())
     assert isinstance(told.value.__cause__, FileNotFoundError)
 

@@ -14,9 +14,10 @@ from zoo.build import _pair_groups, _ranking_groups
 from zoo.config import ConfigError
 from zoo.data.jsonl import JSONL
 from zoo.data.rows import Kind
-from zoo.data.source import DatasetSource
+from zoo.data.source import DatasetSource, Group
 from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.evaluate.preferences import held_out
+from zoo.types import Prompt
 
 
 def data(tmp_path: Path, rows: list[Any], name: str = "rows.jsonl", **settings: Any) -> JSONL:
@@ -159,22 +160,29 @@ def test_json_file_may_be_one_array(tmp_path: Path) -> None:
         JSONL(path=str(tmp_path / "half.json"), kind=Kind.pairs).pairs()
 
 
-class Row:
-    """A group of which only the prompt counts."""
-
-    def __init__(self, text: str, place: int) -> None:
-        from zoo.types import Prompt
-
-        self.prompt, self.place = Prompt(str(place), text=text), place
+def two_each(prompts: int) -> list[Group]:
+    """Two pairs of the same completions for each prompt."""
+    return [
+        Group(Prompt(str(i), text=f"question {i // 2}"), ((1,), (2,)), ("a", "b"))
+        for i in range(2 * prompts)
+    ]
 
 
 def test_held_out_prompts_keep_their_side_whatever_the_order() -> None:
-    rows: Any = [Row(f"question {i // 2}", i) for i in range(40)]  # two pairs a prompt
+    rows = two_each(20)
     train, judged = held_out(rows, 0.1)
     assert len(judged) == 4 and len(train) == 36  # ⌈0.1 · 20⌉ prompts, both pairs of each
     assert not {r.prompt.text for r in train} & {r.prompt.text for r in judged}
     _, again = held_out(rows[::-1], 0.1)
-    assert {r.place for r in again} == {r.place for r in judged}
+    assert {r.prompt.id for r in again} == {r.prompt.id for r in judged}
     assert held_out(rows, 0.0) == (rows, [])
     with pytest.raises(ConfigError, match=r"evaluate\.heldout_pairs=0\.9 of 1 prompts"):
         held_out(rows[:2], 0.9)
+
+
+def test_what_is_there_again_is_trained_on_again_and_judged_once() -> None:
+    rows = two_each(20)
+    train, judged = held_out(rows * 3, 0.2)
+    assert (len(train), len(judged)) == (3 * 32, 8)  # ⌈0.2 · 20⌉ prompts, both pairs of each
+    once = held_out(rows, 0.2)
+    assert (train, judged) == (once[0] * 3, once[1])

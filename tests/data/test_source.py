@@ -166,6 +166,25 @@ def test_B60_precomputed_is_on_the_fly_after_any_shuffle(tmp_path: Path) -> None
             assert not bool(batch.ref_logprobs[~mask].any())
 
 
+def test_rows_that_are_there_again_are_computed_once(tmp_path: Path) -> None:
+    once, again = Reference(), Reference()
+    groups = pair_groups(20)
+    found = cached(made(groups), tmp_path / "once", once, steps=5)
+    told: list[tuple[int, int]] = []
+    repeated = cached(
+        made([*groups, *groups, *groups]),
+        tmp_path / "again",
+        again,
+        steps=15,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert again.passes == once.passes == 1  # 20 groups, of at most 32 a pass
+    assert told == [(60, 60)]  # of the places that are read
+    assert found.keys() == repeated.keys()
+    for key, values in found.items():
+        torch.testing.assert_close(values, repeated[key])
+
+
 def test_dpo_uses_the_precomputed_ones_and_needs_no_reference(tmp_path: Path) -> None:
     reference = Reference()
     source = made(pair_groups(10))

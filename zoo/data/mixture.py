@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,13 +38,17 @@ from zoo.types import (
 
 T = TypeVar("T")
 _VERBS = ("offers", "max_new_tokens", "evaluation_sets")  # of every data set
+# Readings of a row in an epoch: in pretraining, as many are worth nearly as much as new rows
+# (Muennighoff et al. 2023, arXiv:2305.16264).
+FEW = 4
+MOST_AGAIN = 10_000_000  # rows that a mixture's list may hold again
 
 
 class Until(StrEnum):
     """When a mixture ends."""
 
-    shortest = "shortest"  # as soon as a part that is due has no prompt left: the shares are exact
-    longest = "longest"  # when all parts are used up: the shares are those of the rows there are
+    shortest = "shortest"  # as soon as a part that is due is used up: nothing is there twice
+    longest = "longest"  # when all parts are used up: till then those that are begin again
 
 
 @dataclass(frozen=True)
@@ -118,24 +123,28 @@ class Mixture:
     Every part is a data set with a `weight`, and perhaps a `reward` of its own that replaces its
     verifier in training. A prompt's column `source` and its id begin with the part's name. From a
     part that has more than its share the prompts are taken in an order that depends on their ids
-    alone, because published files are often sorted by subject. Nothing is repeated: a prompt (or
-    pair, …) that two parts have counts for the first, and a prompt that any part judges on is
-    trained on by none. A run visits the rows in an order that is new each epoch, so over an epoch
-    the shares are those of the rows: the weights' with until=shortest; with until=longest, which
-    leaves no row out, what the parts happen to have (a warning tells it).
+    alone, because published files are often sorted by subject. A prompt (or pair, …) that two
+    parts have counts for the first, and a prompt that any part judges on is trained on by none.
 
-    Evaluation: `heldout` is the union of the parts' held-out problems, each judged by its own
-    part's check, in the shares of the weights for as long as all parts last (the first
-    `evaluate.problems` of it are judged). Other sets keep their names where all parts mean the
-    same one, and else have the part's name in front: `math_independent`.
+    A run visits all rows of the list once an epoch, in an order that is new each time, so an epoch
+    has the weights' shares. With until=shortest no row is there twice, and what the larger parts
+    have left is not read. With until=longest every row is read: a part that is used up before the
+    others begins again, in the same order, so its rows are there several times (a warning tells
+    of more than a few), as with `stopping_strategy="all_exhausted"` of `datasets`.
+
+    Evaluation: `heldout` is the union of the parts' held-out problems, none of them twice, each
+    judged by its own part's check, in the shares of the weights for as long as all parts last (the
+    first `evaluate.problems` of it are judged). Other sets keep their names where all parts mean
+    the same one, and else have the part's name in front: `math_independent`.
 
     Raises:
         ValueError: no parts, or one that cannot be used.
-        ConfigError: a part's own errors; (when read) a part without a verifier or a reward.
+        ConfigError: a part's own errors; (when read) a part without a verifier or a reward, or too
+            many rows that would be there again.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)  # name → {weight, _target_, …, reward}
-    until: Until = Until.shortest  # when to stop: shortest keeps the weights, longest all rows
+    until: Until = Until.shortest  # shortest: no row twice; longest: every row, small parts again
     data_seed: int = 0  # of the choice and order of each part's prompts; not the run's seed
 
     def __post_init__(self) -> None:
@@ -233,7 +242,7 @@ class Mixture:
         sets = []
         if problems:
             weights = {p.name: p.weight for p in self._parts if p.name in problems}
-            union = tuple(interleave(problems, weights, Until.longest))
+            union = tuple(interleave_once(problems, weights))
             sets.append(EvaluationSet("heldout", "accuracy", union, BySource(checks)))
         for name, by_part in others.items():
             first = next(iter(by_part.values()))
@@ -271,8 +280,10 @@ class Mixture:
         }
         weights = {part.name: part.weight for part in self._parts}
         if self.until is Until.longest:
-            _tell_of_shares({name: len(own) for name, own in rows.items()}, weights)
-        return interleave(ordered, weights, self.until)
+            _check_repeats({name: len(own) for name, own in rows.items()}, weights)
+        woven = interleave(ordered, weights, self.until)
+        _tell_of_repeats(woven, rows)
+        return woven
 
     def _without_repeats(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Nothing that is judged on, and nothing that an earlier part has; both are reported."""
@@ -330,8 +341,9 @@ def interleave(
         next part = argmin_k (n_k + ½) / w_k,   n_k taken so far
 
     The rule of Sainte-Laguë. After t items of K parts |n_k − t·w_k/Σw| ≤ ½ + K/2 · w_k/Σw: for one
-    side, sum (n_i − ½)/w_i ≤ (n_k + ½)/w_k over i. Ties go to the part named first. Parts that are
-    used up are passed over (until=longest), or end it (until=shortest).
+    side, sum (n_i − ½)/w_i ≤ (n_k + ½)/w_k over i. Ties go to the part named first. A part that
+    is due and used up ends it (until=shortest), or begins again until all have been used up once
+    (until=longest).
 
     Args:
         items: one list a name; empty ones are passed over from the start.
@@ -340,19 +352,36 @@ def interleave(
         ValueError: an unknown `until`.
     """
     until = member("until", until, Until)
-    left = {name: len(own) for name, own in items.items() if own}
-    taken = dict.fromkeys(left, 0)
+    taken = {name: 0 for name, own in items.items() if own}
+    unread = set(taken)
     woven: list[T] = []
-    while left:
-        name = min(left, key=lambda k: (taken[k] + 0.5) / weights[k])
-        if taken[name] == left[name]:
-            if until is Until.shortest:
-                break
-            del left[name]
-            continue
+    while unread:
+        name = _due(taken, weights)
+        own = items[name]
+        if until is Until.shortest and name not in unread:
+            break
+        woven.append(own[taken[name] % len(own)])
+        taken[name] += 1
+        if taken[name] == len(own):
+            unread.remove(name)
+    return woven
+
+
+def interleave_once(items: Mapping[str, Sequence[T]], weights: Mapping[str, float]) -> list[T]:
+    """All items once, by the rule of `interleave`; parts that are used up are passed over."""
+    taken = {name: 0 for name, own in items.items() if own}
+    woven: list[T] = []
+    while taken:
+        name = _due(taken, weights)
         woven.append(items[name][taken[name]])
         taken[name] += 1
+        if taken[name] == len(items[name]):
+            del taken[name]
     return woven
+
+
+def _due(taken: Mapping[str, int], weights: Mapping[str, float]) -> str:
+    return min(taken, key=lambda name: (taken[name] + 0.5) / weights[name])
 
 
 def _order(seed: int, identity: str) -> bytes:
@@ -450,21 +479,37 @@ def _prompt_of(row: Any) -> Prompt:
     return row if isinstance(row, Prompt) else row.prompt
 
 
-def _tell_of_shares(rows: Mapping[str, int], weights: Mapping[str, float]) -> None:
-    """Say where all rows together have other shares than the weights, by more than 1 in 100."""
-    asked = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    shares = {name: count / sum(rows.values()) for name, count in rows.items()}
-    if all(abs(share - asked[name]) <= 0.01 for name, share in shares.items()):
+def _check_repeats(rows: Mapping[str, int], weights: Mapping[str, float]) -> None:
+    """Refuse shares that would take too many readings of the other parts to use one up."""
+    slowest = max(rows, key=lambda name: rows[name] / weights[name])
+    total = rows[slowest] * (sum(weights.values()) / weights[slowest])  # give or take one a part
+    own = sum(rows.values())
+    if total - own <= MOST_AGAIN:
         return
-    told = ", ".join(
-        f"{name} {share:.1%} (asked {asked[name]:.1%})" for name, share in shares.items()
+    where = f"data.parts.{slowest}"
+    raise ConfigError(
+        f"data.until=longest would read the other parts again until {where} ({rows[slowest]} rows, "
+        f"{weights[slowest] / sum(weights.values()):.2g} of an epoch) is used up: an epoch would "
+        f"have {total:.2g} rows, of which {own} are different ones. Raise {where}.weight (now "
+        f"{weights[slowest]:g}), or use data.until=shortest."
     )
-    warnings.warn(
-        f"data.until=longest trains on every row, so the weights do not decide the shares of an "
-        f"epoch: {told}. Use data.until=shortest for the weights' shares.",
-        LeftOut,
-        stacklevel=2,
-    )
+
+
+def _tell_of_repeats(woven: Sequence[Any], rows: Mapping[str, Sequence[Any]]) -> None:
+    """Say which parts have their rows in the list more than a few times."""
+    read = Counter(_prompt_of(row).columns["source"] for row in woven)
+    told = [
+        f"data.parts.{name} {read[name] / len(own):.1f} times ({len(own)} rows)"
+        for name, own in rows.items()
+        if read[name] > FEW * len(own)
+    ]
+    if told:
+        warnings.warn(
+            f"data.until=longest: an epoch of {len(woven)} rows reads {', '.join(told)}. Lower "
+            "the weight of what is too small for it, or use data.until=shortest.",
+            LeftOut,
+            stacklevel=2,
+        )
 
 
 def _tell_of_sources(prompts: Sequence[Prompt], part: Part) -> None:

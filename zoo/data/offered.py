@@ -74,7 +74,8 @@ def rows_of(data: Any, kind: str) -> list[Any]:
             )
         _check_prompt(row if isinstance(row, Prompt) else row.prompt, f"{name}: {kind}()", place)
     if kind == "prompts":
-        _check_ids(rows, f"{name}: {kind}()")
+        # One that is given again, as a mixture's small parts are, is no other prompt.
+        _check_ids(list({id(row): row for row in rows}.values()), f"{name}: {kind}()")
     return rows
 
 
@@ -149,7 +150,12 @@ def overlap(rows: Sequence[Any], sets: Sequence[EvaluationSet]) -> str:
 
 
 def _asked(data: Any, verb: str) -> Any:
-    """What a method returns; one that leaves the program would end the run as if all were well."""
+    """What a method returns; one that leaves the program would end the run as if all were well.
+
+    Raises:
+        ConfigError: it left the program.
+        RuntimeError: it raised something, of a class that is not zoo's.
+    """
     try:
         return getattr(data, verb)()
     except SystemExit as error:
@@ -160,7 +166,8 @@ def _asked(data: Any, verb: str) -> Any:
     except Exception as error:
         if isinstance(error, ConfigError) or type(data).__module__.startswith("zoo."):
             raise
-        raise ConfigError(
+        # No ConfigError: a sweep's other jobs may run, and the traceback is kept.
+        raise RuntimeError(
             f"data {type(data).__name__}: {verb}() raised {type(error).__name__}: {error!s:.200}"
             f"{_place(error, type(data).__module__)}. Correct it."
         ) from error

@@ -82,8 +82,10 @@ def _compute(
     progress: Callable[[int, int], None],
 ) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
+    # Those that are there again, as of a mixture's small parts, once.
+    different = {tuple(group.row_keys()): group for group in groups}.values()
     # Rows of similar length side by side: little padding.
-    ordered = sorted(groups, key=lambda g: len(g.prompt.token_ids) + len(g.completions[0]))
+    ordered = sorted(different, key=lambda g: len(g.prompt.token_ids) + len(g.completions[0]))
     size = 32
     for start in range(0, len(ordered), size):
         batch = source.collate(ordered[start : start + size])
@@ -91,5 +93,6 @@ def _compute(
         for i, key in enumerate(batch.row_keys.tolist()):
             begin, end = int(batch.prompt_lengths[i]), int(batch.lengths[i])
             found[key] = torch.clone(values[i, begin:end])
-        progress(min(start + size, len(ordered)), len(ordered))
+        done = min(start + size, len(ordered))
+        progress(done * len(groups) // len(ordered), len(groups))
     return found

@@ -576,6 +576,7 @@ class Reader:
         outputs = self._value(row, "completions")
         if not isinstance(outputs, list) or len(outputs) < 2:
             raise _BadRowError("completions must be a list of at least two")
+        outputs = [_only_turn(output) for output in outputs]
         texts = tuple(_reply(output, "completions", may_be_empty=True) for output in outputs)
         scores, ranks = (self._marks(row, name, outputs) for name in ("scores", "ranks"))
         if scores is None and ranks is None:
@@ -623,10 +624,9 @@ class Reader:
     def _refuse_unnamed_marks(self, row: Mapping[str, Any], outputs: list[Any]) -> None:
         """A number for each completion under another name may say that they are not best first."""
         found = [name for name in row.keys() - self.used() if _numbers(row[name], len(outputs))]
-        if all(isinstance(output, dict) for output in outputs):
-            text = next((key for key in TEXT_KEYS if key in outputs[0]), None)
-            inside = {key: None for output in outputs for key in output if key != text}
-            found += [k for k in inside if _numbers([o.get(k) for o in outputs], len(outputs))]
+        beside = [_beside_the_text(output) for output in outputs]
+        names = {name for own in beside for name in own}
+        found += [n for n in names if _numbers([own.get(n) for own in beside], len(outputs))]
         if found:
             name = min(found)
             raise _BadRowError(
@@ -646,15 +646,29 @@ def _user(text: str) -> dict[str, str]:
 
 def _reply(value: Any, name: str, may_be_empty: bool = False) -> str:
     """A completion: a text, {content}, {text}, {value}, or a list that holds one such turn."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    value = _only_turn(value)
     if isinstance(value, dict):
-        value = next((value[key] for key in TEXT_KEYS if key in value), None)
+        value = value.get(_text_key(value))
     if not isinstance(value, str) or not (may_be_empty or value.strip()):
         if value is None:
             raise _BadRowError(f"no {name}")
         raise _BadRowError(f"an empty or unusable {name}, got {value!r:.40}")
     return _check_unicode(value)
+
+
+def _only_turn(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _text_key(turn: Mapping[str, Any]) -> str | None:
+    return next((key for key in TEXT_KEYS if key in turn), None)
+
+
+def _beside_the_text(output: Any) -> dict[str, Any]:
+    """What a completion that is a mapping says of itself."""
+    if not isinstance(output, dict):
+        return {}
+    return {name: value for name, value in output.items() if name != _text_key(output)}
 
 
 def half_character(text: str) -> str:
@@ -772,7 +786,7 @@ def _finite(value: Any, name: str) -> float:
         raise _BadRowError(f"{name} must be numbers, got {value!r:.40}")
     try:
         number = float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter of a signalling NaN of decimals
         number = float("inf")
     if number - number != 0:
         raise _BadRowError(f"{name} must be finite, got {value!r:.40}")

@@ -158,8 +158,9 @@ def _unique(names: Sequence[str]) -> list[str]:
 def held_out(groups: Sequence[Group], share: float) -> tuple[list[Group], list[Group]]:
     """Groups to train on, and groups to judge by: ⌈share · prompts⌉ prompts with all they have.
 
-    Which prompts depends on what they say alone, so neither the order of the rows nor the seed
-    moves one to the other side.
+    What is there several times, as of a mixture's small parts, is judged once. Which prompts
+    depends on what they say alone, so neither the order of the rows nor the seed moves one to the
+    other side.
 
     Raises:
         ConfigError: nothing would be left to train on.
@@ -172,7 +173,13 @@ def held_out(groups: Sequence[Group], share: float) -> tuple[list[Group], list[G
             f"evaluate.heldout_pairs={share} of {len(by_hash)} prompts leaves none to train on. "
             "Give data with more prompts, or evaluate.heldout_pairs=0 to judge by none."
         )
-    sides: tuple[list[Group], list[Group]] = ([], [])
+    train: list[Group] = []
+    held: dict[Any, Group] = {}  # by all that they say
     for group, digest in zip(groups, digests, strict=True):
-        sides[digest in judged].append(group)
-    return sides
+        if digest in judged:
+            asked, rows = group.prompt, (group.completions, group.texts)
+            told = (asked.id, asked.token_ids, rows, group.labels, group.strengths)
+            held.setdefault(told, group)
+        else:
+            train.append(group)
+    return train, list(held.values())
