@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=Enum)
@@ -177,6 +179,13 @@ PEER_GONE = "another process ended first"  # begins what a run says whose peer i
 
 class ConfigError(ValueError):
     """A configuration that cannot run: what is wrong, the value, what to do."""
+
+
+def place_in(module: str, error: BaseException) -> str:
+    """The last line of a module's own in a traceback, as " (mine.py:12)"; "" without one."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(f.f_code.co_filename, n) for f, n in frames if f.f_globals.get("__name__") == module]
+    return f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
 
 
 def member(name: str, value: object, kind: type[E]) -> E:

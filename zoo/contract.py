@@ -36,7 +36,7 @@ from zoo.algorithms.base import (
     needs_of,
 )
 from zoo.batch import Batch
-from zoo.config import ConfigError
+from zoo.config import ConfigError, place_in
 from zoo.models.models import Models
 from zoo.testing import (
     ROLES,
@@ -170,19 +170,8 @@ def _clause(name: str, check: Callable[[_Contract], str | None], contract: _Cont
         # Whatever a stranger's code raises is a finding, not a crash of the checker.
         if told := absent_model(error, contract.algorithm, contract.models()):
             return Clause(name, False, told)
-        where = _place(error, type(contract.algorithm).__module__)
+        where = place_in(type(contract.algorithm).__module__, error)
         return Clause(name, False, f"{type(error).__name__}: {str(error)[:200]}{where}")
-
-
-def _place(error: BaseException, module: str) -> str:
-    """The last line of the algorithm's own file in a traceback."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_globals.get("__name__") == module:
-            found = f" ({Path(frame.f_code.co_filename).name}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
 
 
 class _Contract:

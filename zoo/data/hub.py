@@ -64,7 +64,7 @@ class Hub(Table):
     def _rows(self, split: str) -> tuple[Any, ...]:
         reader = Reader(self.kind, self.columns, self.name, self.style, self.instruction, self.chat)
         place = (self.name, self.subset, split, self.revision)
-        return _read(place, reader_key(reader), self.max_malformed)
+        return _read(*place, reader_key(reader), self.max_malformed)
 
     def _only(self, kind: Kind) -> list[Any]:
         wrong_kind(self.kind, kind, "hub")
@@ -83,12 +83,17 @@ class Hub(Table):
 
 @remembered
 def _read(
-    place: tuple[str, str | None, str, str | None], key: tuple[Any, ...], max_malformed: float
+    name: str,
+    subset: str | None,
+    split: str,
+    revision: str | None,
+    key: tuple[Any, ...],
+    max_malformed: float,
 ) -> tuple[Any, ...]:
     kind, columns, *rest = key
     reader = Reader(kind, dict(columns), *rest)
-    malformed = Malformed(f"{place[0]} ({place[2]})")
-    rows = load_hub(*place, used=reader.used())
+    malformed = Malformed(f"{name} ({split})")
+    rows = load_hub(name, subset, split, revision, used=reader.used())
     return finish(reader.convert(rows, malformed), len(rows), malformed, reader, max_malformed)
 
 

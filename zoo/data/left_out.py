@@ -49,19 +49,20 @@ def heard() -> Iterator[dict[str, None]]:
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
     """`lru_cache` of the last eight results, whose warnings `LeftOut` come with each use.
 
-    Data is read once and used by several: a run that found it read would else know of none. What
-    lies at paths among the arguments is read anew once it has changed.
+    Data is read once and used by several: a run that found it read would else know of none. The
+    first argument says where they are; what lies there, if it is a path, is read anew once it has
+    changed.
     """
 
     @lru_cache(maxsize=8)
-    def kept(_stamps: Any, *args: Any) -> tuple[T, tuple[str, ...]]:
+    def kept(_stamp: Any, *args: Any) -> tuple[T, tuple[str, ...]]:
         with heard() as said:
             made: Any = make(*args)  # pyright: ignore
         return made, tuple(said)
 
     @wraps(make)
     def used(*args: Any) -> T:
-        made, said = kept(tuple(map(_stamp, args)), *args)
+        made, said = kept(_stamp(args[0]), *args)
         _say(said)
         return made
 
@@ -70,8 +71,6 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
 
 def _stamp(value: Any) -> Any:
     """When the files at a path were written, and their sizes; None for what is no path."""
-    if isinstance(value, tuple):
-        return tuple(map(_stamp, value))
     if not isinstance(value, str) or not value:
         return None
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # such as a text that is too long

@@ -279,8 +279,9 @@ class Mixture:
             for name, own in rows.items()
         }
         weights = {part.name: part.weight for part in self._parts}
-        if self.until is Until.longest:
-            _check_repeats({name: len(own) for name, own in rows.items()}, weights)
+        if self.until is Until.shortest:
+            return interleave(ordered, weights, self.until)
+        _check_repeats({name: len(own) for name, own in rows.items()}, weights)
         woven = interleave(ordered, weights, self.until)
         _tell_of_repeats(woven, rows)
         return woven

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from zoo.config import ConfigError
+from zoo.config import ConfigError, place_in
 from zoo.data.rows import Ranking, half_character_within, reading_of
 from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt
 
@@ -169,15 +167,8 @@ def _asked(data: Any, verb: str) -> Any:
         # No ConfigError: a sweep's other jobs may run, and the traceback is kept.
         raise RuntimeError(
             f"data {type(data).__name__}: {verb}() raised {type(error).__name__}: {error!s:.200}"
-            f"{_place(error, type(data).__module__)}. Correct it."
+            f"{place_in(type(data).__module__, error)}. Correct it."
         ) from error
-
-
-def _place(error: BaseException, module: str) -> str:
-    """The last line of a module's own in a traceback."""
-    frames = [*traceback.walk_tb(error.__traceback__)]
-    found = [(f.f_code.co_filename, n) for f, n in frames if f.f_globals.get("__name__") == module]
-    return f" ({Path(found[-1][0]).name}:{found[-1][1]})" if found else ""
 
 
 def _check_prompt(prompt: Any, where: str, place: int) -> None:

@@ -48,18 +48,29 @@ def record(config: RunConfig) -> Record:
     one that holds the working directory, the home or the output, only the files in itself.
     Files beyond 64 MiB are told by their length and sixteen blocks spread over them.
     """
-    files: dict[str, str] = {}
     code: dict[str, str] = {}
-    values = resolved(config)
+    for setting, key, value in _named(config):
+        if key in CODE_KEYS:
+            code |= _source(setting, value)
+    return {"files": _files_now(config), "code": code}
+
+
+def _files_now(config: RunConfig) -> dict[str, str]:
+    files: dict[str, str] = {}
     outputs = Path(config.output).expanduser().resolve()
+    for setting, key, value in _named(config):
+        if key not in CODE_KEYS and WRITTEN.isdisjoint(key.split("_")):
+            files |= _hashes(setting, key, value, outputs)
+    return files
+
+
+def _named(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """The texts among the settings that may name a file or code: setting, its last word, text."""
+    values = resolved(config)
     for group in GROUPS:
         for setting, value in _strings(values.get(group), group):
             key = next(part for part in reversed(setting.split(".")) if not part.isdigit())
-            if key in CODE_KEYS:
-                code |= _source(setting, value)
-            elif WRITTEN.isdisjoint(key.split("_")):
-                files |= _hashes(setting, key, value, outputs)
-    return {"files": files, "code": code}
+            yield setting, key, value
 
 
 def altered(run_dir: Path, config: RunConfig) -> Record:
@@ -88,7 +99,7 @@ def come_and_gone(run_dir: Path, config: RunConfig) -> str:
     An older record holds no files of folders within folders; where it has none of a setting, those
     tell nothing.
     """
-    known, new = _known(run_dir)["files"], record(config)["files"]
+    known, new = _known(run_dir)["files"], _files_now(config)
     values = by_dotted_name(resolved(config))
     held = {_folder_of(what) for what in known}
     added = [what for what in new if what not in known and _folder_of(what) in held]

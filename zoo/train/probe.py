@@ -32,7 +32,7 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True, cold: bool = False)
 
     Args:
         fresh: begin without optimizer states, as a run does.
-        cold: no step was trained in this process, so that one goes before that nobody meters: what
+        cold: no step was trained in this process, so that one goes before that nobody keeps: what
             a first step makes for all later ones (the epoch's order, what packing has tried out)
             is no part of a step.
     Returns:
@@ -40,14 +40,15 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True, cold: bool = False)
         rollout, prepare, update.
     """
     modules, optimizers = components(run)
+    if cold:
+        probe(run, steps=1, fresh=fresh)
     for optimizer in optimizers.values():
+        if fresh:
+            optimizer.state.clear()
         for group in optimizer.param_groups:
             group["lr"] = 0.0
     found = []
-    for step in range(-1 if cold else 0, steps):
-        if fresh and step <= 0:
-            for optimizer in optimizers.values():
-                optimizer.state.clear()
+    for step in range(steps):
         meter = TensorMeter(modules, optimizers)
 
         @contextmanager
@@ -62,7 +63,7 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True, cold: bool = False)
         with phase("prepare"):
             batch = prepared(batch, run)
         with phase("update"):
-            for minibatch in minibatches(batch, run, max(step, 0)):
+            for minibatch in minibatches(batch, run, step):
                 update(
                     minibatch,
                     run.algorithm,
@@ -77,8 +78,7 @@ def probe(run: Run, steps: int = PROBES, fresh: bool = True, cold: bool = False)
                 del minibatch
             del batch
         run.source.sync(run.policy)
-        if step >= 0:
-            found.append(_largest(meter.peaks))
+        found.append(_largest(meter.peaks))
     return found
 
 

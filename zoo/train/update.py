@@ -17,8 +17,6 @@ from zoo.models.models import Models
 from zoo.train.gradients import ALWAYS, Gradients, Trainable, global_scale
 from zoo.train.metrics import Pool
 
-OF_PART = "the gradient norm of the "
-
 
 @dataclass(frozen=True)
 class Updated:
@@ -27,13 +25,9 @@ class Updated:
     applied: bool  # False: refused because something was not finite
     reason: str  # of the refusal
     tokens: int  # trained tokens of all processes
+    broken: str = ""  # the part whose gradient it is about; "" where a loss may rest on several
     idle: bool = False  # every gradient was 0, so that no weight moved
     metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
-
-    @property
-    def broken(self) -> str:
-        """The part that a refusal is about; "" where a loss is, which may rest on several."""
-        return self.reason.removeprefix(OF_PART).split(" ")[0] if OF_PART in self.reason else ""
 
 
 def update(
@@ -77,13 +71,13 @@ def update(
             f"{called(algorithm)}: losses yielded no LossTerm for a batch of {batch.n_rows} rows, "
             f"so nothing would be trained. {ALWAYS}"
         )
-    bad, norms = gradients.bad, {}
+    bad, broken, norms = gradients.bad, "", {}
     for name, trainable in trainables.items():
         norms[name] = grad_norm(trainable.module, max_grad_norm)
-        if not math.isfinite(norms[name]):
-            bad = bad or f"{OF_PART}{name} is {norms[name]}"
+        if not bad and not math.isfinite(norms[name]):
+            bad, broken = f"the gradient norm of the {name} is {norms[name]}", name
     # One process's bad loss is every process's: all must refuse together.
-    bad = next((reason for reason in gathered(bad) if reason), "")
+    bad, broken = next((found for found in gathered((bad, broken)) if found[0]), ("", ""))
     idle = {name: norms[name] == 0 and not step_on_zero_gradient for name in trainables}
     for name, trainable in trainables.items():
         if not bad:
@@ -101,6 +95,7 @@ def update(
         applied=not bad,
         reason=bad,
         tokens=scale.tokens,
+        broken=broken,
         idle=not bad and all(idle.values()),
         metrics=seen.means(),
     )
