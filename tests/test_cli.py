@@ -21,7 +21,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from zoo.claim import announce, claim, claimed
-from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, main
+from zoo.cli import MAX_ERROR_LINES, SUBCOMMANDS, _record_failure, main
 from zoo.compose import FOLDERS, GROUPS, compose, config_dir
 from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import complete, config_hash, run_dir, structured
@@ -284,6 +284,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algorithms foo", ["'foo' is no key=value"]),
     ("algorithms algorithm=grpo", ["algorithm=grpo", "--package algorithm algorithm=NAME"]),
     ("algorithms -m", ["--multirun", "lists them all"]),
+    ("algorithms seed=1", ["takes no seed=1"]),
+    ("algorithms ~seed", ["takes no ~seed"]),
+    ("algorithms --jobs 2", ["takes no --jobs"]),
+    ("algorithms --config-name mine", ["takes no --config-name"]),
     ("-m ~seed seed=0,1", ["~seed takes seed out", "leave one of them out"]),
     ("evaluate model=./nope", ["model.path=./nope", "does not exist"]),
     ("audit nowhere.jsonl", ["nowhere.jsonl", "Give a JSONL file"]),
@@ -302,6 +306,18 @@ MISTAKES: list[tuple[str, list[str]]] = [
     (  # hydra's own, by its name
         "-m hydra/launcher=joblib hydra/sweeper=basic algorithm=ppo,sft data=digits",
         ["sft", "examples", "In the job: algorithm=sft data=digits"],
+    ),
+    (  # quoted, as hydra takes it too
+        "-m hydra/launcher='joblib' hydra/sweeper='basic' algorithm=ppo,sft data=digits",
+        ["sft", "examples", "In the job: algorithm=sft data=digits"],
+    ),
+    (
+        "-m hydra/launcher='basic' --jobs 2 algorithm=ppo,sft data=digits",
+        ["sft", "examples", "In the job: algorithm=sft data=digits"],
+    ),
+    (
+        "-m hydra/launcher=submitit_local hydra.launcher.timeout_min=0 seed=0,1",
+        ["hydra.launcher.timeout_min=0 leaves a job no time", "Give at least 1"],
     ),
     ("-m seed=0,1 algorithm=ppo,grppo", ["grppo", "In the job: seed=0 algorithm=grppo"]),
     ("-m seed=0,1 train.steps=1,-1", ["train.steps", "-1", "In the job: seed=0 train.steps=-1"]),
@@ -1118,6 +1134,57 @@ def test_hydra_launcher_whose_jobs_fail_lists_them_all(
     err = " ".join(capsys.readouterr().err.split())
     assert "Without a summary: 2 of 3 jobs (seed=1; seed=2). The first one: the run stopped" in err
     assert "ArithmeticError: of seed 1" in err
+
+
+def lose_a_process(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    """hydra ends as where a launcher's worker died."""
+    lost = type("LostError", (Exception,), {"__module__": f"{launcher}.executor"})
+
+    def dies(_: list[str]) -> int:
+        raise lost("a worker died")
+
+    monkeypatch.setattr("zoo.cli._through_hydra", dies)
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_where_a_launcher_lost_a_process_the_errors_of_other_jobs_are_named(
+    launcher: str,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lose_a_process(monkeypatch, launcher.partition("_")[0])
+    line = f"-m hydra/launcher={launcher} algorithm=ppo output=out seed=0,1,2".split()
+    assert main(line) == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "3 of 3 jobs (seed=0; seed=1; seed=2)" in err and "error.txt" not in err
+    assert ("timeout_min" in err) == (launcher == "submitit_local")
+    folder = run_dir(structured(compose(["algorithm=ppo", "output=out", "seed=1"])))
+    folder.mkdir(parents=True)
+    (folder / "error.txt").write_text("KeyError: 'no such column'")
+    assert main(line) == 1
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) <= MAX_ERROR_LINES
+    said = f"Jobs that failed by themselves: {folder.resolve() / 'error.txt'} "
+    assert said in " ".join(err.split())
+
+
+def test_of_a_sweeper_that_chooses_as_it_goes_no_jobs_are_counted(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lose_a_process(monkeypatch, "joblib")
+    assert main(["-m", "hydra/launcher=joblib", "hydra/sweeper=optuna", "seed=range(0,3)"]) == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "lost a process" in err and "0 of 0" not in err and "()" not in err
+
+
+def test_a_job_that_submitit_ended_is_told_of_its_time(tmp_path: Path) -> None:
+    config = structured(compose([f"output={tmp_path}"]))
+    for module, said in (("submitit.local.local", "timeout_min"), ("mine", "SystemExit: 144")):
+        with pytest.raises(SystemExit) as ended:  # as a handler of signals does in a job's midst
+            exec("import sys; sys.exit(144)", {"__name__": module})
+        told = _record_failure(ended.value, config, tmp_path / module)
+        assert said in told
 
 
 def test_hydra_launcher_that_can_start_no_job_is_told(

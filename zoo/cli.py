@@ -196,6 +196,7 @@ def check_job(
     from zoo.compose import compose
     from zoo.instantiate import config_hash, run_dir, structured
     from zoo.launch import swept
+    from zoo.train.inputs import come_and_gone
     from zoo.train.run import finished
 
     try:
@@ -218,6 +219,12 @@ def check_job(
         # A folder that cannot be used is this job's own failure: the others may run.
         with suppress(ConfigError):
             if finished(folder, identity, config) is not None:
+                if other := come_and_gone(folder, config):  # told once for all seeds of an arm
+                    warnings.warn(
+                        f"since a finished run in {folder.parent} began, {other}. Its results are "
+                        "of the files as they were; another name or output trains on those of now.",
+                        stacklevel=1,
+                    )
                 return folder
         if identity not in _CHECKED:
             from zoo.build import check
@@ -573,9 +580,10 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             "sweep. Run zoo -m … without torchrun, or give torchrun one run at a time: "
             f"torchrun --nproc_per_node {processes} -m zoo seed=0 …"
         )
-    check = partial(check_job, config_name=options.config_name or "config", folders={})
+    folders: dict[Path, tuple[str, list[str]]] = {}
+    check = partial(check_job, config_name=options.config_name or "config", folders=folders)
     launchers = [one for one in overrides if one.startswith("hydra/launcher=")]
-    if launchers and not launchers[-1].endswith("=basic"):
+    if launchers and _option(launchers[-1]) != "basic":
         if options.jobs is not None:
             raise ConfigError(
                 f"--jobs={options.jobs} is for zoo's own launcher; {launchers[-1]} has a setting "
@@ -583,7 +591,7 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             )
         jobs: list[list[str]] = []
         sweepers = [one for one in overrides if one.lstrip("+").startswith("hydra/sweeper=")]
-        if not sweepers or sweepers[-1].endswith("=basic"):  # another one chooses as it goes
+        if not sweepers or _option(sweepers[-1]) == "basic":  # another one chooses as it goes
             jobs = expand([one for one in overrides if not one.startswith("hydra")])
         for job in jobs:
             check(job)
@@ -601,12 +609,15 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             if not lost and not told:  # by a job
                 raise
             labels = zip(jobs, swept(jobs), strict=True)
-            unfinished = [label for job, label in labels if check(job) is None]
-            named = "; ".join(unfinished[:6]) + ("; …" if len(unfinished) > 6 else "")
+            unfinished = [(job, label) for job, label in labels if check(job) is None]
+            named = "; ".join(label for _, label in unfinished[:6])
+            named += "; …" if len(unfinished) > 6 else ""
             without = f"Without a summary: {len(unfinished)} of {len(jobs)} jobs ({named})."
             without = without if jobs else "Which jobs have no summary only the sweeper knows."
             if lost:
-                raise RunFailed(_died(error, launchers[-1], without)) from error
+                left = [job for job, _ in unfinished]
+                own = [folder / "error.txt" for folder, (_, job) in folders.items() if job in left]
+                raise RunFailed(_died(error, launchers[-1], without, own)) from error
             if len(unfinished) > 1:  # of which hydra raises the first one's error
                 raise type(error)(f"{without} The first one:\n{error}") from error
             raise
@@ -617,6 +628,10 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
     rest = [one for one in overrides if one not in launchers]
     check = partial(check, own_launcher=True)
     return sweep([*at_once, *rest], check=check, command=command)
+
+
+def _option(override: str) -> str:
+    return override.partition("=")[2].strip("'\"")
 
 
 def _reason(error: Exception) -> str:
@@ -635,12 +650,21 @@ def _calls(error: Exception) -> set[str]:
     return {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
-def _died(error: Exception, launcher: str, without: str) -> str:
-    """What to do where a launcher lost the process of a job."""
+def _died(error: Exception, launcher: str, without: str, errors: Sequence[Path]) -> str:
+    """What to do where a launcher lost the process of a job.
+
+    Args:
+        errors: where jobs without a summary leave an error of their own, if they have one.
+    """
+    own = [str(path) for path in errors if path.is_file()]
+    more = f"; and {len(own) - 3} more" if len(own) > 3 else ""
+    failed = f"Jobs that failed by themselves: {'; '.join(own[:3])}{more}\n" if own else ""
+    submitit = type(error).__module__.startswith("submitit")
+    limit = "Each job has hydra.launcher.timeout_min minutes. " if submitit else ""
     return (
         f"{launcher} lost a process that ran a job, and ended: {type(error).__name__}: "
-        f"{_reason(error)}\n{without}\n"
-        "The same command goes on. zoo's own launcher (-m --jobs N) keeps the other jobs "
+        f"{_reason(error)}\n{without}\n{failed}"
+        f"{limit}The same command goes on. zoo's own launcher (-m --jobs N) keeps the other jobs "
         "where one dies."
     )
 
@@ -743,7 +767,7 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
     lines = (str(error).strip() or "(no message)").splitlines()
     ours = type(error).__module__.startswith("zoo.")
     message = "\n".join(lines[:6]) if ours else lines[0]
-    message = gone or message
+    message = gone or _ended_by_launcher(error) or message
     if len(message) > 600:
         message = message[:597] + "…"
     told = f"the run stopped: {type(error).__name__}: {message}\n{where}"
@@ -755,6 +779,18 @@ def _record_failure(error: BaseException, config: RunConfig, folder: Path) -> st
         how = "begins anew, as there is no checkpoint yet"
     how = "starts anew" if config.resume.name == "never" else how
     return f"{told}\nWith resume={config.resume.name} the same command {how}."
+
+
+def _ended_by_launcher(error: BaseException) -> str:
+    """Why submitit ended a job, which it does by exit() in the midst of it; "" for other errors."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    if not isinstance(error, SystemExit) or last.partition(".")[0] != "submitit":
+        return ""
+    return (
+        "the launcher ended the job, whose time was over (hydra.launcher.timeout_min, in minutes) "
+        "or whose place was wanted"
+    )
 
 
 # ---------------------------------------------------------------------------------- help
@@ -871,15 +907,15 @@ def algorithms_main(argv: Sequence[str]) -> int:
             "zoo algorithms [--config-dir DIR]: every algorithm on the search path, its settings."
         )
         return 0
-    flags = (*_ONE_OF, "multirun")
-    refused = [flag for flag in flags if getattr(given, flag.replace("-", "_"))]
-    chosen = [word for word in given.overrides if word.startswith("algorithm")]
-    for word in [*(f"--{flag}" for flag in refused), *chosen]:
+    flags = (*_ONE_OF, "multirun", "jobs", "config-name", "version")
+    refused = [f"--{flag}" for flag in flags if getattr(given, flag.replace("-", "_"))]
+    overrides = _add_folders(given)
+    chosen = [one for one in overrides if "=" in one or one.startswith("~")]  # others are no words
+    for word in [*refused, *(one for one in chosen if "hydra.searchpath=" not in one)]:
         raise ConfigError(
             f"zoo algorithms lists them all and takes no {word}. One alone is shown by zoo --cfg "
             "job --package algorithm algorithm=NAME."
         )
-    overrides = _add_folders(given)
     table = Table(show_edge=False)
     for column in ("algorithm=", "what it is", "settings"):
         table.add_column(column, overflow="fold")

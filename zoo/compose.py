@@ -282,6 +282,13 @@ def prepare(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> list[st
                 "hydra.job.chdir=true would start the jobs in other folders, where relative paths "
                 "(output, files of data) mean others. Leave it out; output=DIR says where runs go."
             )
+        if override.key_or_group == "hydra.launcher.timeout_min":
+            minutes = override.value()
+            if isinstance(minutes, int | float) and minutes < 1:
+                raise ConfigError(
+                    f"{override.input_line} leaves a job no time: it is the minutes that each may "
+                    "run. Give at least 1, or leave it out for 60."
+                )
         if f"{override.key_or_group}.".startswith("hydra.sweeper.params."):
             raise ConfigError(
                 f"{override.input_line}: values to run through stand on the command line by "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -215,6 +216,31 @@ def settle_choices(settings: Any, group: str) -> None:
             value = getattr(settings, item.name)
             found = member(f"{group}.{item.name}", value, type(item.default))
             object.__setattr__(settings, item.name, found)
+
+
+def check_method(owner: object, verb: str, given: tuple[str, ...], name: str) -> None:
+    """Refuse what could not be called as a method of a class of somebody else's.
+
+    Args:
+        given: what it is called with, by position.
+        name: what messages call the owner.
+    Raises:
+        ConfigError: a property, no method at all, or one that takes other arguments.
+    """
+    told = f"{name}: {verb} must be a method {verb}({', '.join(('self', *given))})"
+    if isinstance(getattr(type(owner), verb, None), property):
+        raise ConfigError(f"{told}, and is a property. Take @property away.")
+    method = getattr(owner, verb, None)
+    if not callable(method):
+        raise ConfigError(f"{told}, got {method!r:.80}.")
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # none to be had: the call itself will tell
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise ConfigError(f"{told}, and it takes {signature}: {error}.") from error
 
 
 def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _clause(name: str, check: Callable[[_Contract], str | None], contract: _Cont
         return Clause(name, False, str(reason))
     except (Exception, SystemExit) as error:
         # Whatever a stranger's code raises is a finding, not a crash of the checker.
-        if told := absent_model(error, contract.algorithm, contract.models()):
+        if told := absent_model(error, contract.algorithm):
             return Clause(name, False, told)
         where = place_in(type(contract.algorithm).__module__, error)
         return Clause(name, False, f"{type(error).__name__}: {str(error)[:200]}{where}")

@@ -171,10 +171,41 @@ def test_what_a_method_raises_is_told_with_its_place(
     assert isinstance(told.value.__cause__, FileNotFoundError)
 
 
-def test_a_method_that_was_written_as_a_property_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mine, "verifier", property(lambda self: judge))
-    with pytest.raises(ConfigError, match="data Mine: verifier must be a method, and is a prop"):
+@pytest.mark.parametrize(
+    ("verb", "made", "says"),
+    [
+        ("verifier", property(lambda self: judge), r"verifier\(self\), and is a property"),
+        ("verifier", Judge(), r"verifier\(self\), and it takes \(prompts: .* 'prompts'"),
+        ("prompts", lambda self, split: [], r"prompts\(self\), and it takes \(split\): .* 'split'"),
+        ("evaluation_sets", [HELDOUT], r"evaluation_sets\(self\), got \[Eval"),
+    ],
+)
+def test_what_could_not_be_called_as_a_method_is_told(
+    verb: str, made: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mine, verb, made)
+    with pytest.raises(ConfigError, match=f"data Mine: {verb} must be a method {says}"):
         check_offers(Mine())
+
+
+def test_methods_that_pass_on_their_arguments_may_be_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Mine, "prompts", lambda self, *given, **named: [])
+    monkeypatch.setattr(Mine, "verifier", staticmethod(partial(lambda made: made, judge)))
+    assert check_offers(Mine()) == {"prompts"}
+
+
+def test_offers_that_raise_are_told_with_their_place() -> None:
+    class Broken:
+        @property
+        def offers(self) -> set[str]:
+            raise KeyError("kind")
+
+    with pytest.raises(
+        RuntimeError, match=r"data Broken: offers raised KeyError: 'kind' \(test_of"
+    ):
+        check_offers(Broken())
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,15 @@ class OneArgument(GRPO):
 
 
 @dataclass(frozen=True)
+class AsAProperty(GRPO):
+    """`losses` that cannot be called, and cannot be read either."""
+
+    @property
+    def losses(self):
+        raise KeyError("batch")
+
+
+@dataclass(frozen=True)
 class OfAnyArguments(GRPO):
     """Verbs that pass on what they are given, as a decorator's do."""
 
@@ -288,6 +297,12 @@ class Strange(GRPO):
             if self.what == "critic":
                 models.critic(batch)
             models.reference(batch)
+        if self.what == "log-probs":
+            models.reference_logprobs(batch)
+        if self.what == "values":
+            models.critic_values(batch)
+        if self.what == "learns late":
+            models.learn(batch, lambda piece: None)
         yield from super().losses(batch, models)
 
     def enough(self, metrics):

@@ -200,21 +200,49 @@ def test_each_refused_update_of_a_step_keeps_its_own_batch(tmp_path: Path) -> No
         kept = torch.load(folder / name, weights_only=True)
         assert kept["reason"] in message
         assert all(prompt in message for prompt in kept["prompt_ids"])
-    assert "train.critic_lr (now 1e+30)" in str(stopped.value)
+    assert "loss/value is inf" in str(stopped.value)
+    advice = "then start a new run with a lower train.critic_lr (now 1e+30) or train.max_grad_norm."
+    assert advice in str(stopped.value)
 
 
+@pytest.mark.parametrize(
+    ("every", "kept"), [(2, {"bad_batch_step_000002_update_2.pt"}), (0, set())]
+)
+def test_batches_of_steps_that_are_done_again_go_with_their_warnings(
+    every: int, kept: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["algorithm=grpo", "train.max_bad_updates=2", *QUICK, f"train.checkpoint_every={every}"]
+    with monkeypatch.context() as patch:
+        spoil(patch, {2, 3}, row=0)
+        with pytest.raises(TrainingError):
+            run_small(tmp_path, *words)
+    folder = folder_of(tmp_path)
+    assert len(list(folder.glob("bad_batch*"))) == 2
+    run_small(tmp_path, *words)  # from step 2, or anew, and sound
+    assert {path.name for path in folder.glob("bad_batch*")} == kept
+    told = (folder / "warnings.jsonl").read_text()
+    assert set(re.findall(r"bad_batch\w+\.pt", told)) == kept
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("PytorchStreamWriter failed writing file"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
 def test_a_bad_batch_that_cannot_be_kept_costs_its_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
-        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+        raise error
 
     spoil(monkeypatch, {2}, row=0)
     monkeypatch.setattr(zoo.train.session, "save_bad_batch", full)
     summary = run_small(tmp_path, "algorithm=grpo", "train.steps=3", *QUICK)
     assert summary["status"] == "finished" and summary["skipped_updates"] == 1
     told = (folder_of(tmp_path) / "warnings.jsonl").read_text()
-    assert "row 0" in told and "could not be written: PytorchStreamWriter failed" in told
+    assert "row 0" in told and f"could not be written: {error}" in told
 
 
 def test_a_policy_that_cannot_be_saved_leaves_nothing_half_written(
@@ -714,9 +742,26 @@ def test_an_algorithm_that_breaks_a_premise_is_told_once(
 
 
 @pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("log-probs", r"Return Needs\(reference=True\)"),
+        ("values", r"Return Needs\(critic=True\)"),
+        ("learns late", r"Ask whether models\.gradients is None"),
+    ],
+)
+def test_a_pass_over_a_model_that_is_not_there_ends_the_run_with_what_to_write(
+    what: str, says: str, tmp_path: Path
+) -> None:
+    target = ["algorithm=grpo", "algorithm._target_=tests.e2e.faulty.Strange"]
+    with pytest.raises(ConfigError, match=says):
+        run_small(tmp_path, *target, f'+algorithm.what="{what}"', "train.steps=1", *QUICK)
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("OneArgument", r"losses must be a method losses\(self, batch, models\), and .* \(batch\)"),
+        ("AsAProperty", r"losses must be a method .*, and is a property\. Take @property away"),
         ("Misspelt", r"has no method losses\(self, batch, models\).* It has loss: was that meant"),
     ],
 )

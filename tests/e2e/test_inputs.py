@@ -18,9 +18,9 @@ from tests.e2e.small import SMALL, folder_of, run_small
 from tests.e2e.test_interrupt import signal_at
 from zoo.cli import check_job, main
 from zoo.compose import compose
-from zoo.config import ConfigError
+from zoo.config import ConfigError, RunConfig
 from zoo.instantiate import structured
-from zoo.train.inputs import BLOCK, RECORD, WHOLE, _file_hash, altered, record
+from zoo.train.inputs import BLOCK, RECORD, WHOLE, _file_hash, altered, come_and_gone, record
 from zoo.train.run import run as train
 
 
@@ -120,6 +120,114 @@ def test_files_added_to_the_folder_of_a_finished_run_or_taken_away_are_told(
     changes = "data.name: three.jsonl was added; data.name: two.jsonl is gone"
     assert f"warning: since this run began, {changes}. Its results" in told
     assert told.index("since this run began") < told.index("finished already: ")
+
+
+def in_folder(folder: Path, more: dict[str, Any] | None = None) -> RunConfig:
+    """A configuration whose data are a folder's; nothing is built."""
+    config = structured(compose(["algorithm=grpo", f"output={folder.parent / 'out'}"]))
+    node = {"_target_": "zoo.data.hub.Hub", "name": str(folder)}
+    return replace(config, data=more or node)
+
+
+def recorded(run_dir: Path, config: RunConfig) -> None:
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / RECORD).write_text(json.dumps(record(config)))
+
+
+def test_a_sweep_tells_once_of_files_that_came_to_its_finished_jobs(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = folder_of_rows(data)
+    given = [one for one in words(data, tmp_path / "out") if not one.startswith("data")]
+    given += ["data=hub", f"data.name={folder}", "data.chat=false", "train.steps=1"]
+    train(structured(compose(given)))
+    (folder / "three.jsonl").write_text("")
+    with pytest.warns(UserWarning, match=r"data\.name: three\.jsonl was added\. Its results"):
+        assert check_job(given) == folder_of(tmp_path / "out").resolve()
+
+
+def test_what_a_run_never_reads_comes_and_goes_unnoticed(tmp_path: Path) -> None:
+    folder, run_dir = tmp_path / "rows", tmp_path / "run"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("one.jsonl", "inner/two.jsonl", "README.md"):
+        (folder / name).write_text(name)
+    config = in_folder(folder)
+    recorded(run_dir, config)
+    for name in ("meta.json", "config.yaml", "metrics.jsonl"):  # a run, a report, notes
+        (folder / "grpo").mkdir(exist_ok=True)
+        (folder / "grpo" / name).write_text("{}")
+    for name in ("record.json", "table.csv", "page.json"):
+        (folder / "report").mkdir(exist_ok=True)
+        (folder / "report" / name).write_text("{}")
+    (folder / "README.md").unlink()
+    for name in ("train.log", "look.ipynb", ".DS_Store"):
+        (folder / name).write_text("")
+    assert come_and_gone(run_dir, config) == ""
+    (folder / "inner" / "two.jsonl").unlink()
+    assert come_and_gone(run_dir, config) == "data.name: inner/two.jsonl is gone"
+
+
+def test_an_older_record_of_the_files_in_the_folder_itself_tells_of_those_alone(
+    tmp_path: Path,
+) -> None:
+    folder, run_dir = tmp_path / "rows", tmp_path / "run"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("one.jsonl", "inner/two.jsonl"):
+        (folder / name).write_text(name)
+    config = in_folder(folder)
+    run_dir.mkdir()
+    assert come_and_gone(run_dir, config) == ""  # a run from before there were records
+    known = {what: hashed for what, hashed in record(config)["files"].items() if "/" not in what}
+    (run_dir / RECORD).write_text(json.dumps({"files": known, "code": {}}))
+    assert come_and_gone(run_dir, config) == ""
+    (folder / "three.jsonl").write_text("")
+    assert come_and_gone(run_dir, config) == "data.name: three.jsonl was added"
+
+
+def test_of_a_folder_that_is_too_large_to_be_recorded_whole_nothing_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.train.inputs.MOST_FILES", 3)
+    folder, run_dir = tmp_path / "rows", tmp_path / "run"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / name).write_text(name)
+    config = in_folder(folder)
+    recorded(run_dir, config)
+    (folder / "a").unlink()  # so that d is among the first three
+    assert come_and_gone(run_dir, config) == "data.name: a is gone"
+
+
+def test_of_the_working_directory_files_of_another_kind_are_not_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, run_dir = tmp_path / "rows", tmp_path / "run"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("one.jsonl", "inner/two.jsonl"):  # of the working directory the first alone counts
+        (folder / name).write_text("")
+    config = in_folder(folder)
+    recorded(run_dir, config)
+    (folder / "slurm-7.out").write_text("")
+    (folder / "two.jsonl").write_text("")
+    came = "data.name: slurm-7.out was added; data.name: two.jsonl was added"
+    assert come_and_gone(run_dir, config) == came
+    monkeypatch.chdir(folder)
+    assert come_and_gone(run_dir, config) == "data.name: two.jsonl was added"
+
+
+def test_files_that_settings_name_themselves_are_told_where_they_are_gone(tmp_path: Path) -> None:
+    run_dir, names = tmp_path / "run", [tmp_path / f"{name}.jsonl" for name in "abcde"]
+    for path in names:
+        path.write_text("")
+    node = {"_target_": "zoo.data.jsonl.Jsonl", "path": str(names[0])}
+    node["more_paths"] = [str(path) for path in names[1:]]
+    config = in_folder(tmp_path, node)
+    recorded(run_dir, config)
+    assert come_and_gone(run_dir, config) == ""
+    for path in names:
+        path.unlink()
+    told = [f"data.more_paths.{index} is gone" for index in range(3)]
+    assert come_and_gone(run_dir, config) == f"{'; '.join(told)}; and 2 more"
 
 
 def test_a_stopped_run_whose_folder_has_more_rows_is_told_one_way_out(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.tiny import llama, ragged_batch
+from zoo.config import ConfigError
 from zoo.models.models import Models
 from zoo.models.policy import Policy
 
@@ -29,7 +30,7 @@ def test_reference_log_probs_that_a_batch_carries_are_not_recomputed() -> None:
 
 
 def test_asking_for_a_model_that_was_not_loaded_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"Needs\(reference=True\)"):
+    with pytest.raises(ConfigError, match=r"Needs\(reference=True\)"):
         Models(policy=Policy(llama())).reference_logprobs(ragged_batch())
-    with pytest.raises(ValueError, match=r"Needs\(critic=True\)"):
+    with pytest.raises(ConfigError, match=r"Needs\(critic=True\)"):
         Models(policy=Policy(llama())).critic_values(ragged_batch())

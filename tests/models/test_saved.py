@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from zoo.config import ConfigError
 from zoo.data.tokenizer import arithmetic_tokenizer
-from zoo.models.saved import BEST, check_saved, record_hashes
+from zoo.models.saved import BEST, HASHES, check_saved, record_hashes
 from zoo.train.session import _best_in
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -64,8 +64,29 @@ def test_how_a_tokenizer_padded_its_last_batch_is_no_alteration(tmp_path: Path) 
     check_saved(tmp_path, "model.tokenizer", tokens=True)
 
 
+def test_a_record_from_before_says_nothing_of_settings(tmp_path: Path) -> None:
+    weights = saved(tmp_path) / "model.safetensors"
+    hashes = {weights.name: hashlib.sha256(weights.read_bytes()).hexdigest()}
+    (tmp_path / HASHES).write_text(json.dumps({"sha256": hashes}))
+    (tmp_path / BEST).write_text(json.dumps(BEFORE | {"sha256": hashes}))
+    for name in SETTINGS:
+        (tmp_path / name).write_text("another")
+    check_saved(tmp_path, "model.path")
+    assert _best_in(tmp_path, unaltered=True) == BEFORE
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_best_policy_with_other_settings_is_dropped(name: str, tmp_path: Path) -> None:
+    record_hashes(saved(tmp_path), BEST, **BEFORE)
+    (tmp_path / name).write_text("another")
+    assert _best_in(tmp_path, unaltered=True) is None
+    assert _best_in(tmp_path) == BEFORE
+
+
 @pytest.mark.parametrize("name", TOKENIZER)
-def test_a_best_policy_is_kept_or_dropped_for_its_weights_alone(name: str, tmp_path: Path) -> None:
+def test_a_best_policy_is_kept_whatever_its_tokenizer_and_dropped_for_its_weights(
+    name: str, tmp_path: Path
+) -> None:
     record_hashes(saved(tmp_path), BEST, **BEFORE)
     assert _best_in(tmp_path, unaltered=True) == BEFORE
     (tmp_path / name).write_text("another")

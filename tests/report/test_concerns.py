@@ -405,13 +405,18 @@ def test_runs_that_were_judged_in_another_way_are_named(key: str, tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(("idle", "told"), [(2, True), (1, False), (0, False)])
-def test_updates_that_moved_nothing_are_named_where_they_are_most(
-    idle: int, told: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("idle", "refused", "told"),
+    [(4, 0, True), (3, 0, True), (2, 0, False), (2, 1, True), (1, 3, True), (0, 4, False)],
+)
+def test_updates_that_moved_nothing_are_named_where_they_and_refused_ones_are_most(
+    idle: int, refused: int, told: bool, tmp_path: Path
 ):
     line = evaluation(20, RIGHT, [1] * 20)
-    texts = found(run(tmp_path, evaluations=[line], summary={"updates": 2, "idle_updates": idle}))
-    assert any("2 of 2 updates moved no weight" in text for text in texts) is told
+    counts = {"updates": 4, "idle_updates": idle, "skipped_updates": refused}
+    texts = found(run(tmp_path, evaluations=[line], summary=counts))
+    assert any(f"{idle} of 4 updates moved no weight" in text for text in texts) is told
+    assert any(f"{refused} updates were refused" in text for text in texts) is bool(refused)
 
 
 def test_truncation_and_refused_updates_are_named(tmp_path: Path):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from operator import add
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from zoo.cli import main
 from zoo.config import ConfigError
-from zoo.rewards.audit import judge, rates, read_labelled, scale
+from zoo.data.tokenizer import arithmetic_tokenizer
+from zoo.rewards.audit import Labelled, judge, rates, read_labelled, scale, tokenized
 from zoo.rewards.check import RewardError
+from zoo.rewards.shaping import LengthPenalty, MissingEnd
 from zoo.types import Completion, Prompt, RewardOutput
 
 
@@ -369,12 +382,151 @@ def test_a_reward_that_counts_tokens_is_given_those_of_a_tokenizer_or_refused(
     audit = ["audit", str(write(tmp_path / "a.jsonl", rows)), "reward=function"]
     assert main([*audit, "reward.fn=counts_audit.short"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "the reward reads token ids (row 1 first)" in told and "tokenizer=FOLDER" in told
+    assert "reward function reads token ids (row 1 first)" in told and "tokenizer=FOLDER" in told
     assert main([*audit, "reward.fn=counts_audit.short", "tokenizer=arithmetic"]) == 0
     assert "4 of 4" in capsys.readouterr().out.split("agreement")[1].split("false")[0]
     assert main([*audit, "reward.fn=counts_audit.swallows"]) == 0  # is handed ids, and reads none
     assert main([*audit[:2], "reward=verifier_overlong"]) == 2
     assert main(audit[:2]) == 0  # a verifier reads texts
+
+
+READS = {
+    "in": lambda ids: 5 in ids,
+    "==": lambda ids: ids == (),
+    "<": lambda ids: ids < (5,),
+    "!=": lambda ids: ids != [5],
+    "not": lambda ids: not ids,
+    "count": lambda ids: ids.count(5),
+    "index": lambda ids: ids.index(5),
+    "last": lambda ids: ids[-1] == 5,
+    "slice": lambda ids: sum(ids[-2:]),
+    "sum": sum,
+    "list": lambda ids: len([*ids, 5]),
+    "add": lambda ids: len(add(ids, (5,))),
+    "add a list": lambda ids: len(add(ids, [5])),
+    "repeat": lambda ids: 2 * ids is None,
+    "append": lambda ids: ids.append(5),
+    "tensor": lambda ids: torch.tensor(ids).numel(),
+    "deepcopy": lambda ids: len(copy.deepcopy(ids)),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("token_ids", r"reward mine reads token ids \(row 2 first\).*tokenizer=FOLDER"),
+        ("logprobs", r"reward mine reads log-probs \(row 2 first\).*with a tokenizer or without"),
+        ("prompt", r"reward mine reads the token ids of a prompt \(row 2 first\)"),
+    ],
+)
+def test_what_a_text_does_not_have_is_refused_however_it_is_read(
+    what: str, told: str, read: Callable[[Any], Any]
+) -> None:
+    class Reads:
+        def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+            (one,) = completions
+            if one.text == "b":
+                read(prompts[0].token_ids if what == "prompt" else getattr(one, what))
+            return RewardOutput([1.0])
+
+    rows = [Labelled(name, Prompt(name, text="Q"), text, True) for name, text in ("1a", "2b")]
+    with pytest.raises(ConfigError, match=told):
+        judge(Reads(), rows, name="mine")
+    rows = tokenized(rows, "arithmetic")
+    if what == "token_ids" and read is not READS["add a list"] and read is not READS["append"]:
+        with suppress(RewardError):  # of index, where there is no 5
+            assert [j.score for j in judge(Reads(), rows)] == [1.0, 1.0]
+    elif what != "token_ids":
+        with pytest.raises(ConfigError, match=told):
+            judge(Reads(), rows, name="mine")
+
+
+def test_a_reward_of_texts_may_print_hash_and_copy_what_it_is_given() -> None:
+    class Copies:
+        def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+            one = replace(copy.deepcopy(completions[0]), text="b")
+            seen = {hash(one), repr(one), repr(prompts[0])}
+            there = pickle.loads(pickle.dumps(one))
+            return RewardOutput([float(there.text == "b" and len(seen) == 3)])
+
+    class Elsewhere:
+        def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> RewardOutput:
+            (there,) = pickle.loads(pickle.dumps(completions))
+            return RewardOutput([float(len(there.token_ids))])
+
+    rows = [Labelled("1", Prompt("1", text="Q"), "a", True)]
+    assert [j.score for j in judge(Copies(), rows)] == [1.0]
+    with pytest.raises(RewardError, match="a labelled text has no log-probs, and ids only with"):
+        judge(Elsewhere(), rows)
+
+
+def test_a_text_has_its_tokens_and_a_stop_token_unless_the_row_says_it_was_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [("4", None), ("4 5", False), ("4 5", True), ("4 5<eos>", 0), ("4 5<eos>", 1)]
+    rows = [
+        {"prompt": "Q", "completion": text, "gold": "4", "label": 1, "truncated": cut}
+        for text, cut in texts
+    ]
+    rows += [{key: row[key] for key in row if key != "prompt"} for row in rows]
+    file = write(tmp_path / "a.jsonl", rows)
+    found = tokenized(list(read_labelled(file, {})), "arithmetic")
+    ids = [list(row.token_ids or ()) for row in found]
+    assert [len(one) for one in ids] == [2, 4, 3, 4, 3] * 2  # "4", " ", "5" and the stop token
+    assert [one[-1] == arithmetic_tokenizer().eos_token_id for one in ids] == [
+        not row.truncated for row in found
+    ]
+    assert [row.truncated for row in found] == [bool(cut) for _, cut in texts] * 2
+    lengths = judge(LengthPenalty(max_length=4, cache=2), found)
+    assert [j.score for j in lengths] == [0, -1, -0.5, -1, -0.5] * 2  # ((4 − 2) − L)/2
+    ends = judge(MissingEnd(), list(read_labelled(file, {})))  # asks for no tokenizer
+    assert [j.score for j in ends] == [0, 0, -1, 0, -1] * 2
+    (tmp_path / "cut_audit.py").write_text(CUT)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")  # the row's own field hides nothing from the function
+        patch.syspath_prepend(tmp_path)
+        assert main(["audit", str(file), "reward=function", "reward.fn=cut_audit.whole"]) == 0
+    assert "6 of 10" in capsys.readouterr().out.split("agreement")[1].split("false")[0]
+
+
+CUT = """
+def whole(completions, truncated):
+    return [float(not cut) for cut in truncated]
+"""
+
+
+def test_a_field_truncated_that_says_neither_is_refused(tmp_path: Path) -> None:
+    row = {"completion": "4", "gold": "4", "label": 1, "truncated": "at 80", "cut": True}
+    file = write(tmp_path / "a.jsonl", [row])
+    with pytest.raises(ConfigError, match=r"row 1: truncated must be true or false.*'at 80'"):
+        list(read_labelled(file, {}))
+    (found,) = read_labelled(file, {"truncated": "cut"})
+    assert found.truncated and found.prompt.columns["truncated"] == "at 80"
+    with pytest.raises(ConfigError, match="no field for truncated"):
+        list(read_labelled(file, {"truncated": "shut"}))
+
+
+def test_a_text_that_goes_on_after_its_stop_token_is_refused(tmp_path: Path) -> None:
+    inner = Tokenizer(models.WordLevel({"<unk>": 0, ".": 1, "a": 2}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token=".")
+    tokenizer.save_pretrained(tmp_path)
+    rows = [Labelled(text, Prompt("p", text="a"), text, True) for text in (" a", " a . a")]
+    assert tokenized(rows[:1], str(tmp_path))[0].token_ids == (2, 1)
+    with pytest.raises(ConfigError, match=r"row  a \. a: the text goes on after a token that ends"):
+        tokenized(rows, str(tmp_path))
+
+
+def test_the_reward_that_lacks_tokens_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "Q", "completion": "4", "gold": "4", "label": 1}
+    audit = ["audit", str(write(tmp_path / "a.jsonl", [row])), "style=gsm8k"]
+    for last in (["reward=verifier_overlong"], ["against=verifier_overlong"]):
+        assert main([*audit, *last]) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert "reward verifier_overlong reads token ids (row 1 first)" in told
 
 
 @pytest.mark.parametrize("gold", [["4"], {"a": "4"}, True])

@@ -192,7 +192,7 @@ def test_a_probe_can_be_interrupted_at_once(
         after.append(1)
 
     monkeypatch.setattr(zoo.train.session, "probe", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="Step 1 of 1 is saved"):
         run_small(tmp_path, "algorithm=grpo", *QUICK)
     assert not after and not (folder_of(tmp_path) / "summary.json").exists()
     monkeypatch.undo()

@@ -540,17 +540,18 @@ def assert_bitwise(first: Any, second: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "reason", "value", "budget"),
+    ("name", "fields", "reason", "value", "budget", "broken"),
     [
-        ("grpo one update", "advantages", "loss/policy", math.nan, 10**6),
-        ("grpo one update", "advantages", "loss/policy", math.inf, 60),
-        ("ppo", "advantages", "loss/policy", math.nan, 60),
+        ("grpo one update", ["advantages"], "loss/policy", math.nan, 10**6, "policy"),
+        ("grpo one update", ["advantages"], "loss/policy", math.inf, 60, "policy"),
+        ("ppo", ["advantages"], "loss/policy", math.nan, 60, "policy"),
         # the critic's term alone: the policy stays as it was too
-        ("ppo", "returns", "loss/value", math.inf, 60),
+        ("ppo", ["returns"], "loss/value", math.inf, 60, "critic"),
+        ("ppo", ["advantages", "returns"], "loss/policy", math.nan, 60, ""),
     ],
 )
 def test_a_step_with_a_loss_that_is_not_finite_is_refused_whole(
-    name: str, field: str, reason: str, value: float, budget: int
+    name: str, fields: list[str], reason: str, value: float, budget: int, broken: str
 ) -> None:
     setting = Setting(ALGORITHMS[name], torch.float32)
     trainables = adam(setting)
@@ -558,13 +559,14 @@ def test_a_step_with_a_loss_that_is_not_finite_is_refused_whole(
     for _ in range(2):  # so that there is optimizer state to spoil
         assert step(good, setting.algorithm, setting.models, trainables)[0].applied
     before = snapshot(trainables)
-    held = getattr(good, field).clone()
     row, column = good.completion_mask.nonzero()[-1].tolist()
-    held[row, column] = value
-    bad = good.replace(**{field: held})
+    held = {field: getattr(good, field).clone() for field in fields}
+    for values in held.values():
+        values[row, column] = value
+    bad = good.replace(**held)
     done, metrics = step(bad, setting.algorithm, setting.models, trainables, budget=budget,
                          max_grad_norm=1.0)  # fmt: skip
-    assert not done.applied and reason in done.reason
+    assert not done.applied and reason in done.reason and done.broken == broken
     assert_bitwise(before, snapshot(trainables))
     assert metrics == {}, "a refused step leaves no numbers"
     assert all(p.grad is None for t in trainables.values() for p in t.module.parameters())
@@ -596,6 +598,7 @@ def test_a_gradient_that_is_not_finite_is_refused_too() -> None:
     done, _ = step(rows([2, 3], TWO), SFT(), Models(policy=policy),
                    {"policy": Trainable(policy, optimizer, 1.0)})  # fmt: skip
     assert not done.applied and done.reason.startswith("the gradient norm of the policy is")
+    assert done.broken == "policy"
     assert policy.weight.item() == 0.0
 
 

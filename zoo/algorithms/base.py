@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import linecache
 import math
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from zoo.batch import Batch
-from zoo.config import ConfigError, member, settle_choices
+from zoo.config import ConfigError, check_method, member, settle_choices
 from zoo.distributed import gathered
 
 if TYPE_CHECKING:
@@ -130,46 +131,60 @@ def check_verbs(algorithm: Algorithm) -> None:
             f"trained.{hint} {AS_IN}"
         )
     for verb, given in CALLS.items():
-        method = getattr(algorithm, verb, None)
-        told = f"{called(algorithm)}: {verb} must be a method {verb}({', '.join(('self', *given))})"
-        if not callable(method):
-            raise ConfigError(f"{told}, got {method!r:.80}.")
-        try:
-            signature = inspect.signature(method)
-        except ValueError:  # none to be had: the call itself will tell
-            continue
-        try:
-            signature.bind(*given)
-        except TypeError as error:
-            raise ConfigError(f"{told}, and it takes {signature}: {error}.") from error
+        check_method(algorithm, verb, given, called(algorithm))
 
 
-def absent_model(error: BaseException, algorithm: Algorithm, models: object) -> str:
-    """What to say of a call of a model that an algorithm's needs do not load; "" of other errors.
+def absent_model(error: BaseException, algorithm: Algorithm) -> str:
+    """What to say of a use of a model that an algorithm's needs do not load; "" of other errors.
 
     Args:
         error: with its traceback, of which the line that failed is read.
-        models: the run's `Models`.
     """
-    if not isinstance(error, TypeError) or "'NoneType' object is not callable" not in str(error):
+    wrong = isinstance(error, TypeError | AttributeError) and "'NoneType' object " in str(error)
+    frames = [*traceback.walk_tb(error.__traceback__)] if wrong else []
+    if not frames:
         return ""
-    line = next((frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:]), "")
-    for role in ("reference", "critic"):
-        if f".{role}(" in line and getattr(models, role, None) is None:
+    frame, number = frames[-1]
+    line = linecache.getline(frame.f_code.co_filename, number).strip()
+    # `ref = models.reference`, and then ref(batch)
+    used = re.findall(r"(?<![.\w])(\w+)[(.]", line)
+    renamed = any(name in frame.f_locals and frame.f_locals[name] is None for name in used)
+    for role, way_out in _absent(algorithm.needs).items():
+        named = re.search(rf"\.{role}[(.]", line)
+        if named or (renamed and role in frame.f_code.co_names):
             return (
-                f"{called(algorithm)}: it calls models.{role} (`{line.strip():.80}`), and its "
-                f"`needs` load none. Return Needs(…, {role}=True) from `needs`."
+                f"{called(algorithm)}: it calls models.{role} (`{line:.80}`), and its `needs` load "
+                f"none. {way_out}"
             )
     return ""
 
 
+def _absent(needs: Needs) -> dict[str, str]:
+    """role → what to do, of the models that are None in a run."""
+    found = {}
+    if not needs.reference:
+        found["reference"] = "Return Needs(…, reference=True) from `needs`."
+    elif needs.data is not DataKind.prompts and not needs.reference_live:
+        found["reference"] = (
+            "Read models.reference_logprobs(batch), which the data's rows have, or return "
+            "Needs(…, reference_live=True) for others."
+        )
+    if not needs.critic:
+        found["critic"] = "Return Needs(…, critic=True) from `needs`."
+    for role in {"policy", "reward_model"} - {*needs.trains}:
+        found[role] = f"Return Needs(…, trains={(*needs.trains, role)!r}) to train one."
+    if "reward_model" in found:
+        found["reward_model"] += " The scores of `reward` are batch.rewards."
+    return found
+
+
 @contextlib.contextmanager
-def absent_models_named(algorithm: Algorithm, models: object) -> Iterator[None]:
-    """A call of a model that was not loaded ends in a ConfigError that names it."""
+def absent_models_named(algorithm: Algorithm) -> Iterator[None]:
+    """A use of a model that was not loaded ends in a ConfigError that names it."""
     try:
         yield
-    except TypeError as error:
-        if told := absent_model(error, algorithm, models):
+    except (TypeError, AttributeError) as error:
+        if told := absent_model(error, algorithm):
             raise ConfigError(told) from error
         raise
 

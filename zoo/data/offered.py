@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from zoo.config import ConfigError, place_in
+from zoo.config import ConfigError, check_method, place_in
 from zoo.data.rows import Ranking, half_character_within, reading_of
 from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt
 
@@ -26,7 +26,11 @@ def check_offers(data: Any) -> set[str]:
     Raises:
         ConfigError: something else than a set of the known kinds, or a method that is missing.
     """
-    name, offers = f"data {type(data).__name__}", data.offers
+    name = f"data {type(data).__name__}"
+    try:
+        offers = data.offers
+    except Exception as error:
+        _tell(error, data, "offers")
     named = isinstance(offers, Iterable) and not isinstance(offers, str | Mapping)
     kinds = list(offers) if named else []
     if not named or not kinds or not all(isinstance(k, str) and k in ROWS for k in kinds):
@@ -37,15 +41,12 @@ def check_offers(data: Any) -> set[str]:
         )
     verifier = ["verifier"] if "prompts" in kinds else []
     for verb in (*sorted(kinds), *verifier, "evaluation_sets"):
-        if isinstance(getattr(type(data), verb, None), property):
-            raise ConfigError(
-                f"{name}: {verb} must be a method, and is a property. Take @property away."
-            )
-        if not callable(getattr(data, verb, None)):
+        if not hasattr(type(data), verb) and not hasattr(data, verb):
             raise ConfigError(
                 f"{name} offers {', '.join(sorted(kinds))} and has no method {verb}(). Write one, "
                 "as zoo.types.Data says."
             )
+        check_method(data, verb, (), name)
     return set(kinds)
 
 
@@ -162,13 +163,18 @@ def _asked(data: Any, verb: str) -> Any:
             "raise an exception that says what is wrong."
         ) from error
     except Exception as error:
-        if isinstance(error, ConfigError) or type(data).__module__.startswith("zoo."):
-            raise
-        # No ConfigError: a sweep's other jobs may run, and the traceback is kept.
-        raise RuntimeError(
-            f"data {type(data).__name__}: {verb}() raised {type(error).__name__}: {error!s:.200}"
-            f"{place_in(type(data).__module__, error)}. Correct it."
-        ) from error
+        _tell(error, data, f"{verb}()")
+
+
+def _tell(error: Exception, data: Any, what: str) -> NoReturn:
+    """Raise an error of a stranger's class with its place; another as it is."""
+    if isinstance(error, ConfigError) or type(data).__module__.startswith("zoo."):
+        raise error
+    # No ConfigError: a sweep's other jobs may run, and the traceback is kept.
+    raise RuntimeError(
+        f"data {type(data).__name__}: {what} raised {type(error).__name__}: {error!s:.200}"
+        f"{place_in(type(data).__module__, error)}. Correct it."
+    ) from error
 
 
 def _check_prompt(prompt: Any, where: str, place: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.batch import Batch
+from zoo.config import ConfigError
 
 if TYPE_CHECKING:
     from zoo.algorithms.base import LossTerm
@@ -63,10 +64,10 @@ class Models:
         of its own would have found in `losses`: one forward for two.
 
         Raises:
-            ValueError: there is no update to add to (`gradients` is None).
+            ConfigError: there is no update to add to (`gradients` is None).
         """
         if self.gradients is None:
-            raise ValueError(
+            raise ConfigError(
                 "models.learn adds to the only update of a step, and this step has several or "
                 "none. Ask whether models.gradients is None, and use models.critic_values then."
             )
@@ -80,13 +81,13 @@ class Models:
         """log-probs [B, T], values [B, T], final [B] of a policy with a value head, one pass.
 
         Raises:
-            ValueError: the policy has no value head.
+            ConfigError: the policy has no value head.
         """
 
         def forward(piece: Batch) -> tuple[Tensor, ...]:
             out = self.policy(piece)
             if out.values is None:
-                raise ValueError(
+                raise ConfigError(
                     "the algorithm reads values of the policy but its `needs.value_head` is False. "
                     "Return Needs(value_head=True) from `needs`."
                 )
@@ -99,12 +100,12 @@ class Models:
         """[B, T] log-probs of the reference; those the batch already carries are kept.
 
         Raises:
-            ValueError: no reference is loaded and the batch has none.
+            ConfigError: no reference is loaded and the batch has none.
         """
         if batch.ref_logprobs is not None:
             return batch.ref_logprobs
         if self.reference is None:
-            raise ValueError(
+            raise ConfigError(
                 "the algorithm reads reference log-probs but its `needs.reference` is False, "
                 "so no reference was loaded. Return Needs(reference=True) from `needs`."
             )
@@ -115,10 +116,10 @@ class Models:
         """values [B, T] before each token and final [B] after the last, without gradient.
 
         Raises:
-            ValueError: no critic is loaded.
+            ConfigError: no critic is loaded.
         """
         if self.critic is None:
-            raise ValueError(
+            raise ConfigError(
                 "the algorithm reads values of a critic but its `needs.critic` is False, so none "
                 "was loaded. Return Needs(critic=True) from `needs`."
             )

@@ -249,7 +249,7 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
         if skipped:
             found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
         idle, updates = run.total("idle_updates"), run.total("updates")
-        if idle and updates and idle > updates / 2:
+        if idle and updates and idle + (skipped or 0) > updates / 2:
             found.append(
                 f"{name}: {idle:.0f} of {updates:.0f} updates moved no weight, as no group carried "
                 "a signal."

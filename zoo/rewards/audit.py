@@ -9,21 +9,22 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
 from zoo.data.left_out import LeftOut, heard
+from zoo.rewards.check import RewardError
 from zoo.rewards.composite import Weighted
-from zoo.rewards.score import Patience, score
+from zoo.rewards.score import Patience, name_of, score
 from zoo.types import Completion, Prompt, Reward
 
 HELP = """zoo audit LABELLED.jsonl [reward=NAME] [against=NAME] [style=gsm8k] [out=FOLDER] [limit=N]
-          [prompt=FIELD] [completion=FIELD] [gold=FIELD] [label=FIELD] [threshold=0.5]
-          [tokenizer=FOLDER_OR_HUB_NAME] [reward.KEY=VALUE …] [--config-dir DIR]
+          [prompt=FIELD] [completion=FIELD] [gold=FIELD] [label=FIELD] [truncated=FIELD]
+          [threshold=0.5] [tokenizer=FOLDER_OR_HUB_NAME] [reward.KEY=VALUE …] [--config-dir DIR]
 
 Asks a reward about answers whose verdict is known, and says how often it is wrong: the share of
 wrong answers that it pays (false positives), of right answers that it does not (false negatives),
@@ -35,7 +36,9 @@ A score of at least threshold is paid (by reward=; 0.5 for against=). Of scores 
 it tells the range and the area under the ROC curve (AUC: 1 where every right answer scores above
 every wrong one, 0.5 by chance).
 A reward that counts or reads tokens needs a tokenizer: each text then has the ids that a policy
-with it would have written, the stop token last. No text counts as cut by the length limit.
+with it would have written, the stop token last. A text is whole, unless the row's field truncated
+(true or false) says that the length limit cut it; then it has no stop token.
+Log-probs, and a prompt's tokens, no labelled text has: a reward that reads them is refused.
 against=NAME asks a second reward and lists where the two differ. out=FOLDER keeps a page to read
 (audit.html) and every row with its verdict (audit.jsonl). Exit status 0, whatever the rates are.
 
@@ -46,6 +49,7 @@ FIELDS = {
     "completion": ("completion", "solution", "response", "output", "text", "pred"),
     "gold": ("gold", "answer", "ground_truth", "target", "final_answer"),
     "label": ("label", "is_correct", "correct", "expected"),
+    "truncated": ("truncated",),
 }
 READS_PROMPTS = {"Function", "Learned"}  # classes of zoo's, by name: importing them is slow
 READS_GOLDS = {"Verifier", "LastNumber"}  # likewise
@@ -64,6 +68,8 @@ class Labelled:
     prompt: Prompt
     completion: str
     right: bool
+    truncated: bool = False  # by the length limit
+    token_ids: tuple[int, ...] | None = None  # of the completion; None: nobody tokenized it
 
 
 @dataclass(frozen=True)
@@ -147,13 +153,15 @@ def main(argv: Sequence[str]) -> int:
             f"row {silent[0]} first): the reward is asked with an empty one. Name its field, as in "
             "prompt=FIELD.\n"
         )
-    ids = token_ids(rows, settings["tokenizer"]) if "tokenizer" in settings else None
-    judged = judge(rewards[0], rows, float(settings.get("threshold", 0.5)), ids)
-    other = judge(rewards[1], rows, ids=ids) if "against" in settings else None
-    print_audit(name, judged, settings.get("against"), other)
+    if "tokenizer" in settings:
+        rows = tokenized(rows, settings["tokenizer"])
+    judged = judge(rewards[0], rows, float(settings.get("threshold", 0.5)), name)
+    against = settings.get("against")
+    other = judge(rewards[1], rows, name=against) if against is not None else None
+    print_audit(name, judged, against, other)
     if "out" in settings:
         folder = Path(settings["out"])
-        write_audit(folder, name, judged, settings.get("against"), other, list(argv))
+        write_audit(folder, name, judged, against, other, list(argv))
         print(f"\n{folder / 'audit.html'}")
     return 0
 
@@ -327,7 +335,7 @@ def _labelled(
     values = {**row, **part}
     given = {role: _field(values, role, settings) for role in FIELDS}
     found = {role: field for role, field in given.items() if field is not None}
-    excused = {"prompt", *([] if golds else ["gold"])} - settings.keys()
+    excused = {"prompt", "truncated", *([] if golds else ["gold"])} - settings.keys()
     missing = [role for role in FIELDS if role not in found.keys() | excused]
     if missing:
         raise ConfigError(
@@ -346,6 +354,14 @@ def _labelled(
             f"({', '.join(sorted(RIGHT))}) nor wrong ({', '.join(sorted(WRONG))})."
         )
     columns = dict(values)
+    # Rewards have it from the completion; a column would seem to be the data's.
+    truncated = columns.pop(found["truncated"]) if "truncated" in found else None
+    if truncated not in (None, True, False):
+        raise ConfigError(
+            f"{path}, row {name}: {found['truncated']} must be true or false (whether the length "
+            f"limit cut the text), got {truncated!r:.60}. Rename it, or name another field, as in "
+            "truncated=FIELD."
+        )
     # What one reward implies holds for no other.
     implied = {STYLE_OF.get(settings[role]) for role in ("reward", "against") if role in settings}
     implied = implied.pop() if len(implied) == 1 else None
@@ -359,7 +375,7 @@ def _labelled(
     if isinstance(question, list) and question and isinstance(question[-1], dict):  # turns
         question = question[-1].get("content", "")
     prompt = Prompt(id=name, text="" if question is None else str(question), columns=columns)
-    return Labelled(name, prompt, text, label in RIGHT)
+    return Labelled(name, prompt, text, label in RIGHT, bool(truncated))
 
 
 def _final(gold: str, style: Any) -> str:
@@ -370,71 +386,124 @@ def _final(gold: str, style: Any) -> str:
     return found.text if found is not None else gold
 
 
-class NoTokens(tuple[int, ...]):
-    """Stands for the token ids of a text that nobody tokenized, and remembers that it was read."""
+class Absent(tuple[Any, ...]):
+    """Stands for what a labelled text does not have, and remembers that somebody read it.
 
-    read = False
+    To be printed, hashed or copied is not to be read. A copy in another process raises instead.
+    """
 
-    def __len__(self) -> int:
+    read = away = False
+
+    def __getattr__(self, name: str) -> Any:  # the ways of a list, such as append
+        if not name.startswith("__"):
+            self._tell()
+        raise AttributeError(name)
+
+    def __deepcopy__(self, memo: Any) -> Absent:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Absent, (), {"away": True}
+
+    def _tell(self) -> None:
         self.read = True
-        return 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.read = True
-        return iter(())
-
-    def __getitem__(self, place: Any) -> Any:
-        self.read = True
-        return ()[place]
+        if self.away:
+            raise RewardError("a labelled text has no log-probs, and ids only with a tokenizer.")
 
 
-def token_ids(rows: Sequence[Labelled], name: str) -> list[tuple[int, ...]]:
-    """The ids of each row's completion, as this tokenizer's policy would have written it."""
+def _telling(name: str) -> Callable[..., Any]:
+    own = getattr(tuple, name)
+
+    def method(self: Absent, *arguments: Any) -> Any:
+        self._tell()
+        return own(self, *arguments)
+
+    return method
+
+
+for _name in (
+    *("__len__", "__iter__", "__getitem__", "__contains__", "count", "index", "__add__", "__mul__"),
+    *("__rmul__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+):
+    setattr(Absent, _name, _telling(_name))
+
+
+def tokenized(rows: Sequence[Labelled], name: str) -> list[Labelled]:
+    """The rows with the ids of each completion, as this tokenizer's policy would have written it.
+
+    Raises:
+        ConfigError: no such tokenizer, or a text that goes on after a token that ends it.
+    """
     from zoo.config import ModelConfig
     from zoo.data.tokenize import encode_completions, stop_token_ids
     from zoo.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(ModelConfig(path=name), "tokenizer")
     stops = stop_token_ids(tokenizer, None)
-    texts = [row.completion for row in rows]
-    return [*map(tuple, encode_completions(tokenizer, [row.prompt for row in rows], texts, stops))]
+    # A text without a prompt begins a line.
+    prompts = [r.prompt if r.prompt.text else replace(r.prompt, text="\n") for r in rows]
+    encoded = encode_completions(tokenizer, prompts, [row.completion for row in rows], stops)
+    result = []
+    for row, ids in zip(rows, encoded, strict=True):
+        if not ids:
+            raise ConfigError(
+                f"row {row.name}: the text goes on after a token that ends a completion, which no "
+                f"policy with the tokenizer {name} writes. Cut it there, or leave the row out."
+            )
+        result.append(replace(row, token_ids=tuple(ids[:-1] if row.truncated else ids)))
+    return result
 
 
 def judge(
-    reward: Reward,
-    rows: Sequence[Labelled],
-    threshold: float = 0.5,
-    ids: Sequence[tuple[int, ...]] | None = None,
+    reward: Reward, rows: Sequence[Labelled], threshold: float = 0.5, name: str | None = None
 ) -> list[Judged]:
     """The reward's word on each row, one at a time so that each is timed.
 
     Args:
-        ids: of each row's completion; None where nobody tokenized them.
+        name: of the reward in messages; default: its own.
     Raises:
-        ConfigError: the reward reads token ids, and there are none.
+        ConfigError: the reward reads tokens that a row does not have.
     """
     from rich.progress import track
 
     judged = []
-    none = () if type(reward).__name__ in DRAWS else NoTokens()
-    for place, row in enumerate(track(rows, "asking", transient=True, disable=len(rows) < 500)):
-        own = none if ids is None else ids[place]
-        completion = Completion(row.completion, own, (), truncated=False)
+    name = name or name_of(reward)
+    draws = type(reward).__name__ in DRAWS
+    for row in track(rows, "asking", transient=True, disable=len(rows) < 500):
+        ids, logprobs, before = Absent(), Absent(), Absent()
+        own = row.token_ids
+        if own is None:
+            own = () if draws else ids
+        completion = Completion(row.completion, own, logprobs, row.truncated)
+        prompt = replace(row.prompt, token_ids=before)
         started = time.perf_counter()
         try:
-            output = score(reward, [row.prompt], [completion], Patience(of_run=False))
-        finally:
-            if getattr(own, "read", False):
-                raise ConfigError(
-                    f"the reward reads token ids (row {row.name} first), and labelled texts have "
-                    "none: what it makes of them would be of empty answers. Name the tokenizer of "
-                    "the policy that it is to judge, as in tokenizer=FOLDER (a run's policy/, a "
-                    "model's folder or hub name)."
-                )
+            output = score(reward, [prompt], [completion], Patience(of_run=False))
+        except RewardError:  # an empty text may be what it failed on
+            _refuse_absent(name, row, ids, logprobs, before)
+            raise
         seconds = time.perf_counter() - started
+        _refuse_absent(name, row, ids, logprobs, before)
         reason = output.reasons[0] if output.reasons else ""
         judged.append(Judged(row, output.total[0], reason, seconds, threshold))
     return judged
+
+
+def _refuse_absent(name: str, row: Labelled, ids: Absent, logprobs: Absent, prompt: Absent) -> None:
+    """Refuses the verdict of a reward that read what is not there, as if it were empty."""
+    if ids.read:
+        raise ConfigError(
+            f"reward {name} reads token ids (row {row.name} first), and labelled texts have none: "
+            "what it makes of them would be of empty answers. Name the tokenizer of the policy "
+            "that it is to judge, as in tokenizer=FOLDER (a run's policy/, a model's folder or hub "
+            "name)."
+        )
+    if logprobs.read or prompt.read:
+        what = "log-probs" if logprobs.read else "the token ids of a prompt"
+        raise ConfigError(
+            f"reward {name} reads {what} (row {row.name} first), which labelled texts do not have, "
+            "with a tokenizer or without. Only a run shows how it judges: see its rollouts.jsonl."
+        )
 
 
 def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from zoo.batch import Batch
+from zoo.measure.files import remove
 
 INPUTS = ("rewards", "advantages", "returns", "values", "old_logprobs", "ref_logprobs")
 NAMED = 6  # rows in a message
@@ -59,6 +62,24 @@ def describe_rows(batch: Batch, rows: list[tuple[int, str]]) -> str:
     ]
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(named)}{more}"
+
+
+def bad_batch_name(step: int, update: int, rank: int) -> str:
+    """The file of one process's part of a refused batch.
+
+    Args:
+        update: the run's count; a step has as many updates as epochs × minibatches.
+    """
+    return f"bad_batch_step_{step:06d}_update_{update}{f'.rank{rank}' if rank else ''}.pt"
+
+
+def forget_bad_batches(folder: Path, step: int) -> None:
+    """Remove those of later steps, which a resumed run does again: their warnings are gone too."""
+    for file in folder.glob("bad_batch_step_*.pt"):
+        found = re.match(r"bad_batch_step_(\d+)", file.name)
+        if found and int(found[1]) > step:
+            with contextlib.suppress(OSError):  # what may not be removed harms nobody
+                remove(file)
 
 
 def save_bad_batch(path: Path, batch: Batch, reason: str, rows: list[tuple[int, str]]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -94,20 +95,29 @@ def altered(run_dir: Path, config: RunConfig) -> Record:
 
 
 def come_and_gone(run_dir: Path, config: RunConfig) -> str:
-    """Which files of the settings' folders came or went since the run began; "" for none.
+    """Which files that settings name, or of their folders, came or went since the run began.
 
     An older record holds no files of folders within folders; where it has none of a setting, those
-    tell nothing.
+    tell nothing. Nor do files that came to a folder of which not all were recorded, nor those of a
+    new kind in one that holds the working directory, the home or the output.
+
+    Returns:
+        the first three of them and how many more, or "" for none.
     """
     known, new = _known(run_dir)["files"], _files_now(config)
-    values = by_dotted_name(resolved(config))
-    held = {_folder_of(what) for what in known}
-    added = [what for what in new if what not in known and _folder_of(what) in held]
-    gone = []
+    values = dict(one for group in GROUPS for one in _strings(resolved(config).get(group), group))
+    sizes = Counter(_setting_of(what) for what in known)
+    whole = {_folder_of(what) for what in known if sizes[_setting_of(what)] < MOST_FILES}
+    outputs, kinds = Path(config.output).expanduser().resolve(), set(map(_kind_of, known))
+    added, gone = [], []
+    for what in new.keys() - known.keys():
+        value = values.get(_setting_of(what))
+        broad = value is not None and _is_broad(Path(value).expanduser(), outputs)
+        if _folder_of(what) in whole and (_kind_of(what) in kinds or not broad):
+            added.append(what)
     for what in known.keys() - new.keys():
         setting, _, file = what.partition(": ")
-        value = values.get(setting)
-        if isinstance(value, str) and not (Path(value).expanduser() / file).exists():
+        if setting in values and not (Path(values[setting]).expanduser() / file).exists():
             gone.append(what)
     told = [f"{what} was added" for what in sorted(added)]
     told += [f"{what} is gone" for what in sorted(gone)]
@@ -116,8 +126,15 @@ def come_and_gone(run_dir: Path, config: RunConfig) -> str:
 
 def _folder_of(what: str) -> tuple[str, bool]:
     """The setting of a file in a record, and whether it lies in a folder of that folder."""
-    setting, _, file = what.partition(": ")
-    return setting, "/" in file
+    return _setting_of(what), "/" in what.partition(": ")[2]
+
+
+def _setting_of(what: str) -> str:
+    return what.partition(": ")[0]
+
+
+def _kind_of(what: str) -> tuple[str, str]:
+    return _setting_of(what), Path(what).suffix
 
 
 def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:
@@ -320,10 +337,15 @@ def _files(what: str, path: Path, outputs: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield what, path
         return
-    places = [place.resolve() for place in (Path.cwd(), Path.home(), outputs)]
-    broad = any(place.is_relative_to(path.resolve()) for place in places)
-    for file in islice(_inside(path, deep=not broad, seen=set()), MOST_FILES):
+    deep = not _is_broad(path, outputs)
+    for file in islice(_inside(path, deep, seen=set()), MOST_FILES):
         yield f"{what}: {file.relative_to(path).as_posix()}", file
+
+
+def _is_broad(folder: Path, outputs: Path) -> bool:
+    """Whether files come and go in a folder that have nothing to do with a run."""
+    places = [place.resolve() for place in (Path.cwd(), Path.home(), outputs)]
+    return any(place.is_relative_to(folder.resolve()) for place in places)
 
 
 def _inside(folder: Path, deep: bool, seen: set[Path]) -> Iterator[Path]:

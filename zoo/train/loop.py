@@ -60,7 +60,7 @@ def train(run: Run, session: Session) -> None:
 def prepared(batch: Batch, run: Run) -> Batch:
     """What the algorithm makes of a batch, checked; the step's only update may begin in it."""
     run.models.gradients = _only_gradients(run)
-    with absent_models_named(run.algorithm, run.models):
+    with absent_models_named(run.algorithm):
         return checked_batch(run.algorithm, run.algorithm.prepare(batch, run.models))
 
 
@@ -116,7 +116,7 @@ def _update(minibatch: Batch, run: Run, session: Session, pool: Pool, step: int)
             group["lr"] = trainable.lr * factor
         pool.add(f"lr/{name}", trainable.lr * factor)
     dropout = drawing_from(run.config.seed, "dropout", session.updates, rank())  # model.lora's
-    with dropout, absent_models_named(run.algorithm, run.models):
+    with dropout, absent_models_named(run.algorithm):
         done = update(
             minibatch,
             run.algorithm,

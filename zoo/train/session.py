@@ -29,7 +29,13 @@ from zoo.models.lora import load_trained_state, trained_state
 from zoo.models.saved import BEST, TOKENS, hashes_of, record_hashes
 from zoo.rewards.score import FAILED, module_of
 from zoo.rollout.source import Sampled
-from zoo.train.bad_batch import bad_rows, describe_rows, save_bad_batch
+from zoo.train.bad_batch import (
+    bad_batch_name,
+    bad_rows,
+    describe_rows,
+    forget_bad_batches,
+    save_bad_batch,
+)
 from zoo.train.checkpoint import Checkpoint, save_checkpoint
 from zoo.train.figures import (
     bytes_by_component,
@@ -97,6 +103,8 @@ class Session:
         elif run.presampled is not None:
             self._count_presampled()
         self._check_best()
+        if is_main():
+            forget_bad_batches(folder, self.progress.step)
 
     # what the loop asks ----------------------------------------------------------------------
 
@@ -167,9 +175,7 @@ class Session:
     def _bad_batch(self, done: Updated, batch: Batch, step: int) -> str:
         """Keep this process's part of a refused batch; which rows, and in which file."""
         rows = bad_rows(batch, self.run.policy)
-        # A step has as many updates as epochs × minibatches; the run's count tells them apart.
-        name = f"bad_batch_step_{step:06d}_update_{self.progress.updates}"
-        name += f".rank{rank()}.pt" if rank() else ".pt"
+        name = bad_batch_name(step, self.progress.updates, rank())
         try:
             save_bad_batch(self.folder / name, batch, done.reason, rows)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
@@ -619,7 +625,7 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
     """Which best policy is in a folder; None where its weights, or that, cannot be read.
 
     Args:
-        unaltered: None, too, where its weights are not those whose hashes were saved.
+        unaltered: None, too, where its weights or settings are not those whose hashes were saved.
     """
     # Older versions told it only beside the folder.
     file = next((p for p in (folder / BEST, folder.parent / BEST) if p.exists()), None)
@@ -628,8 +634,8 @@ def _best_in(folder: Path, unaltered: bool = False) -> dict[str, Any] | None:
         if not isinstance(found, dict) or not _has_weights(folder):
             return None
         hashes = found.pop("sha256", None) or {}  # older versions kept none
-        weights = {name: known for name, known in hashes.items() if name not in TOKENS}
-        return None if unaltered and weights != hashes_of(folder, weights) else found
+        model = {name: known for name, known in hashes.items() if name not in TOKENS}
+        return None if unaltered and model != hashes_of(folder, model) else found
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

@@ -25,9 +25,9 @@ class Updated:
     applied: bool  # False: refused because something was not finite
     reason: str  # of the refusal
     tokens: int  # trained tokens of all processes
-    broken: str = ""  # the part whose gradient it is about; "" where a loss may rest on several
     idle: bool = False  # every gradient was 0, so that no weight moved
     metrics: dict[str, float] = field(default_factory=dict)  # of this update, all processes
+    broken: str = ""  # the only part whose gradient is not finite; none where there are several
 
 
 def update(
@@ -71,13 +71,14 @@ def update(
             f"{called(algorithm)}: losses yielded no LossTerm for a batch of {batch.n_rows} rows, "
             f"so nothing would be trained. {ALWAYS}"
         )
-    bad, broken, norms = gradients.bad, "", {}
+    bad, norms = gradients.bad, {}
     for name, trainable in trainables.items():
         norms[name] = grad_norm(trainable.module, max_grad_norm)
-        if not bad and not math.isfinite(norms[name]):
-            bad, broken = f"the gradient norm of the {name} is {norms[name]}", name
+        if not math.isfinite(norms[name]):
+            bad = bad or f"the gradient norm of the {name} is {norms[name]}"
     # One process's bad loss is every process's: all must refuse together.
-    bad, broken = next((found for found in gathered((bad, broken)) if found[0]), ("", ""))
+    bad = next((reason for reason in gathered(bad) if reason), "")
+    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     idle = {name: norms[name] == 0 and not step_on_zero_gradient for name in trainables}
     for name, trainable in trainables.items():
         if not bad:
@@ -95,9 +96,9 @@ def update(
         applied=not bad,
         reason=bad,
         tokens=scale.tokens,
-        broken=broken,
         idle=not bad and all(idle.values()),
         metrics=seen.means(),
+        broken=broken[0] if len(broken) == 1 else "",
     )
 
 
