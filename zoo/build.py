@@ -47,6 +47,7 @@ from zoo.data.tokenize import (
 )
 from zoo.distributed import (
     barrier,
+    buffers_not_told,
     check_launcher,
     check_rank,
     expected_processes,
@@ -575,7 +576,8 @@ def _trainables(
         made = make_optimizer(module, config.train, lr)
         if config.train.offload_optimizer and accelerator.device.type != "cpu":
             offload_states(made, torch.device("cpu"))
-        wrapped, optimizer = accelerator.prepare(module, made)
+        with buffers_not_told():
+            wrapped, optimizer = accelerator.prepare(module, made)
         plain = getattr(wrapped, "_orig_mod", wrapped)  # within torch.compile
         if world_size() > 1 and not isinstance(plain, DistributedDataParallel):
             raise ConfigError(

@@ -37,6 +37,7 @@ from zoo.algorithms.base import (
 )
 from zoo.batch import Batch
 from zoo.config import ConfigError, place_in
+from zoo.distributed import buffers_not_told
 from zoo.models.models import Models
 from zoo.testing import (
     ROLES,
@@ -920,7 +921,8 @@ def _rank(folder: str, rank: int) -> None:
             prepared = algorithm.prepare(batch.select_groups(half).trim(), ready)
             later = moved_models(ready, contract.needs)
             for role in contract.needs.trains:
-                module = DistributedDataParallel(getattr(later, role), broadcast_buffers=False)
+                with buffers_not_told():
+                    module = DistributedDataParallel(getattr(later, role), broadcast_buffers=False)
                 setattr(later, role, module)
             # A module's gradients are complete after the backward of the step's last micro-batch.
             found.append(one_step(algorithm, prepared, later, 60))

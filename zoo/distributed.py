@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache
@@ -25,6 +26,14 @@ PATIENCE = timedelta(minutes=5)  # until all processes of a launcher are there
 TOLD_AFTER_SECONDS = 5.0
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # where processes meet
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def buffers_not_told() -> Iterator[None]:
+    """Without torch's word that `broadcast_buffers` has another name, which older ones lack."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        yield
 
 
 def check_launcher() -> None:

@@ -195,6 +195,18 @@ class InfiniteOnProcessOne(GRPO):
 
 
 @dataclass(frozen=True)
+class NaNOnProcessOne(GRPO):
+    """A loss that is no number on one process, and so the gradient on all."""
+
+    name: ClassVar[str] = "nan_on_one"
+
+    def losses(self, batch, models):
+        for term in super().losses(batch, models):
+            by = math.nan if os.environ.get("RANK") == "1" else 1.0
+            yield replace(term, loss=term.loss * by)
+
+
+@dataclass(frozen=True)
 class EnoughOnProcessOne(GRPO):
     """One pass for a process by itself and for the second of two, three for the first."""
 

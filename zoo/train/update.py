@@ -71,14 +71,14 @@ def update(
             f"{called(algorithm)}: losses yielded no LossTerm for a batch of {batch.n_rows} rows, "
             f"so nothing would be trained. {ALWAYS}"
         )
-    bad, norms = gradients.bad, {}
-    for name, trainable in trainables.items():
-        norms[name] = grad_norm(trainable.module, max_grad_norm)
-        if not math.isfinite(norms[name]):
-            bad = bad or f"the gradient norm of the {name} is {norms[name]}"
-    # One process's bad loss is every process's: all must refuse together.
-    bad = next((reason for reason in gathered(bad) if reason), "")
+    norms = {
+        name: grad_norm(trainable.module, max_grad_norm) for name, trainable in trainables.items()
+    }
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    gradient = f"the gradient norm of the {broken[0]} is {norms[broken[0]]}" if broken else ""
+    # One process's bad loss is every process's: all must refuse together. A loss tells more.
+    reasons = zip(*gathered((gradients.bad, gradient)), strict=True)
+    bad = next((reason for of_all in reasons for reason in of_all if reason), "")
     idle = {name: norms[name] == 0 and not step_on_zero_gradient for name in trainables}
     for name, trainable in trainables.items():
         if not bad:
