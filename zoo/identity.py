@@ -287,7 +287,7 @@ class _Walk:
             name = todo.pop()
             if name not in found and self._looked_into(name):
                 found[name] = _source(name)
-                if not _installed(_file(name)):  # of a package, thousands
+                if not installed(_file(name)):  # of a package, thousands
                     todo += _imports_of(found[name], getattr(_spec(name), "parent", None))
         for name in sorted(found):
             yield _hash(name, found[name])
@@ -299,7 +299,7 @@ class _Walk:
         file = _file(module)
         if file is None:
             return module in sys.modules and package in ("__main__", self._package)
-        return package == self._package or not _installed(file)
+        return package == self._package or not installed(file)
 
 
 def _package(module: str | None) -> str:
@@ -314,7 +314,7 @@ def _file(module: str) -> str | None:
     return file
 
 
-def _installed(file: str | None) -> bool:
+def installed(file: str | None) -> bool:
     parts = Path(file or "").parts
     return bool(file and file.startswith(_LIBRARIES)) or not _SITES.isdisjoint(parts)
 
@@ -351,7 +351,7 @@ def _imports(code: types.CodeType, package: str | None) -> set[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _imports_of(source: str, package: str | None) -> frozenset[str]:
-    code = _compiled(source)
+    code = compiled(source)
     return frozenset(_imports(code, package) if code else ())
 
 
@@ -363,7 +363,7 @@ def _statements(source: str) -> dict[str, list[_Statement]]:
     lines = source.split("\n")  # as ast counts: splitlines parts at a form feed too
     with contextlib.suppress(SyntaxError, ValueError):
         for statement in ast.parse(source).body:
-            if (code := _compiled(ast.Module([statement], []))) is None:
+            if (code := compiled(ast.Module([statement], []))) is None:
                 continue
             above = [item.lineno for item in getattr(statement, "decorator_list", ())]
             text = "\n".join(lines[min([statement.lineno, *above]) - 1 : statement.end_lineno])
@@ -441,7 +441,7 @@ def _holder(node: ast.AST) -> str:
     return getattr(node, "id", "")
 
 
-def _compiled(source: Any) -> types.CodeType | None:
+def compiled(source: Any) -> types.CodeType | None:
     with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
         warnings.simplefilter("ignore")  # whoever imports the module is told
         return compile(source, "<source>", "exec", dont_inherit=True)

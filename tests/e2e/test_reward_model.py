@@ -243,6 +243,18 @@ STEERED = [
 ]
 
 
+def test_kill_among_steps_that_end_early_changes_nothing(tmp_path: Path) -> None:
+    options = ["algorithm=ppo", "algorithm.epochs=3", "algorithm.kl_stop=3e-4", "train.lr=1e-3"]
+    run_small(tmp_path / "whole", *options)
+    early = [
+        line.get("stopped_early") for line in lines(folder_of(tmp_path / "whole") / "metrics.jsonl")
+    ]
+    assert early[:2] == [1.0, 1.0] and None in early  # of 2, 2 and then 3 updates
+    killed("zoo.train.loop:_update:8", tmp_path / "killed", options)
+    run_small(tmp_path / "killed", *options)
+    assert_same(folder_of(tmp_path / "whole"), folder_of(tmp_path / "killed"), "policy")
+
+
 def test_B96_steered_price_is_restored_with_the_rest(tmp_path: Path) -> None:
     run_small(tmp_path / "whole", *STEERED)
     killed("zoo.train.loop:_update:9", tmp_path / "killed", STEERED)  # in step 5

@@ -160,6 +160,18 @@ def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:
     return {what: hashes for what, hashes in known["code"].items() if THEN in hashes}
 
 
+def outdated(config: RunConfig) -> list[str]:
+    """Files of the code that settings name which were edited after this process imported them."""
+    from zoo.stale import edited_since_import
+
+    found = set[str]()
+    for _, key, value in _named(config):
+        if key in CODE_KEYS and not value.startswith("zoo."):
+            with contextlib.suppress(ConfigError):
+                found.update(edited_since_import(locate(value)))
+    return sorted(found)
+
+
 def unlike_siblings(run_dir: Path, identity: str, new: Record) -> str:
     """What runs of other seeds beside `run_dir` were made of that this one is not; "" for nothing.
 

@@ -18,6 +18,7 @@ from zoo.train.inputs import (
     check_alike,
     come_and_gone,
     follow_code,
+    outdated,
     record,
     unlike_siblings,
 )
@@ -248,9 +249,9 @@ def _train(
             f"since it began (hash {hashes}). Restore it to go on, or choose another name or "
             f"output, or delete the folder, to start anew.{_unread(what, folder)}"
         )
-    changed, unlike, made_of = {}, "", {}
+    changed, unlike, made_of, older = {}, "", {}, []
     if is_main():
-        made_of = record(config)  # before any of the user's code has run
+        made_of, older = record(config), outdated(config)  # before any of the user's code has run
         # Before the first step of new code: what a checkpoint is of must be in the record.
         if checkpoint is not None:
             changed = follow_code(folder, config)
@@ -299,6 +300,13 @@ def _train(
                 )
                 if message not in told:
                     recorder.warning("code_changed", message)
+            for file in older:
+                recorder.warning(
+                    "stale_code",
+                    f"{file} was edited after this process had imported it: what is in memory runs,"
+                    " and what the file holds is recorded. Restart Python, or reload its module "
+                    "(importlib.reload), and start the run anew",
+                )
             with memory.phase("load"):
                 parts = build(config, accelerator, recorder.display.task)
             session = Session(

@@ -1,0 +1,172 @@
+"""A module that was edited and not reloaded runs as it was: whoever trains with it is told."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.small import folder_of, run_small
+from zoo.stale import edited_since_import
+
+SOURCE = """
+import functools
+import json
+
+import stale_helper
+from stale_helper import helped
+
+SCALE = 1.0
+
+def of(completions):
+    return [SCALE * len(helped(text)) for text in completions]
+
+class Scorer:
+    @staticmethod
+    def of_length(text):
+        return len(text)
+
+    @property
+    def bound(self):
+        return [x for x in range(3)]
+
+    def __call__(self, completions):
+        return [0.0 for _ in completions]
+
+    again = __call__
+
+Scorer.itself = Scorer
+
+@functools.lru_cache
+def kept(text):
+    return 1
+"""
+HELPER = "def helped(text):\n    return text\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    write(tmp_path / "stale_mine.py", SOURCE)
+    write(tmp_path / "stale_helper.py", HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield importlib.import_module("stale_mine")
+    for name in ("stale_mine", "stale_helper"):
+        sys.modules.pop(name, None)
+
+
+def write(path: Path, text: str, at: float | None = None) -> None:
+    path.write_text(text)
+    at = time.time() + 10 if at is None else at  # no pyc of the same second is taken for it
+    os.utime(path, (at, at))
+
+
+def edit(module: types.ModuleType, old: str, new: str) -> None:
+    assert module.__file__
+    path = Path(module.__file__)
+    assert old in path.read_text()
+    write(path, path.read_text().replace(old, new), time.time() + 20)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("SCALE * len", "SCALE + len"),
+        ("return len(text)", "return -len(text)"),
+        ("for x in range(3)", "for x in range(4)"),
+        ("0.0 for _", "1.0 for _"),
+        ("return 1", "return 2"),
+    ],
+)
+def test_an_edit_of_a_function_is_told_until_it_is_reloaded(
+    old: str, new: str, module: types.ModuleType
+) -> None:
+    assert edited_since_import(module.of) == []
+    edit(module, old, new)
+    for value in (module.of, module.Scorer):
+        assert edited_since_import(value) == [module.__file__]
+    edit(module, new, old)
+    assert edited_since_import(module.of) == []
+    edit(module, old, new)
+    importlib.reload(module)
+    assert edited_since_import(module.of) == []
+
+
+@pytest.mark.parametrize("new", ["def renamed(", "def of)("])
+def test_a_function_that_is_gone_or_no_python_is_told(new: str, module: types.ModuleType) -> None:
+    edit(module, "def of(", new)
+    assert edited_since_import(module.of) == [module.__file__]
+
+
+def test_the_modules_that_it_names_count_too(module: types.ModuleType) -> None:
+    helper = sys.modules["stale_helper"]
+    edit(helper, "return text", "return text * 2")
+    assert edited_since_import(module.of) == [helper.__file__]
+    assert edited_since_import(json.dumps) == []
+
+
+def test_code_that_was_put_in_place_is_no_older(module: types.ModuleType) -> None:
+    """As autoreload does: the function is the same, and its code the file's."""
+    edit(module, "SCALE * len", "SCALE + len")
+    assert module.__file__
+    fresh: dict[str, object] = {}
+    exec(
+        compile(Path(module.__file__).read_text(), module.__file__, "exec", dont_inherit=True),
+        fresh,
+    )
+    module.of.__code__ = fresh["of"].__code__  # pyright: ignore
+    assert edited_since_import(module.of) == []
+
+
+def test_a_constant_is_not_compared(module: types.ModuleType) -> None:
+    edit(module, "SCALE = 1.0", "SCALE = 2.0")
+    assert edited_since_import(module.of) == []
+
+
+def test_what_is_decorated_is_compared_within(module: types.ModuleType) -> None:
+    setattr(module, "of", functools.wraps(module.of)(lambda completions: None))  # noqa: B010
+    assert edited_since_import(module.Scorer) == []
+    edit(module, "SCALE * len", "SCALE + len")
+    assert edited_since_import(module.Scorer) == [module.__file__]
+
+
+def test_a_file_from_before_the_process_and_code_rewritten_on_import_tell_nothing(
+    module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rewriting(SourceFileLoader):
+        pass
+
+    edit(module, "SCALE * len", "SCALE + len")
+    assert edited_since_import(module.of) == [module.__file__]
+    with monkeypatch.context() as patch:
+        assert module.__file__ and module.__spec__
+        patch.setattr(module.__spec__, "loader", Rewriting("stale_mine", module.__file__))
+        assert edited_since_import(module.of) == []
+    os.utime(module.__file__, (1e9, 1e9))
+    assert edited_since_import(module.of) == []
+
+
+def test_a_run_with_a_reward_that_was_edited_and_not_reloaded_says_so(
+    module: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["algorithm=grpo", "reward=function", "reward.fn=stale_mine.of", "train.steps=1"]
+    words += ["evaluate.first=false", "evaluate.last=false"]
+    for name, told in (("before", False), ("after", True)):
+        if told:
+            edit(module, "SCALE * len", "SCALE + len")
+        run_small(tmp_path / name, *words)
+        lines = (folder_of(tmp_path / name) / "warnings.jsonl").read_text().splitlines()
+        stale = [x["message"] for x in map(json.loads, lines) if x["kind"] == "stale_code"]
+        assert [f"{module.__file__} was edited after" in message for message in stale] == [
+            True
+        ] * told
