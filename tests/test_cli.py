@@ -1136,11 +1136,15 @@ def test_hydra_launcher_whose_jobs_fail_lists_them_all(
     assert "ArithmeticError: of seed 1" in err
 
 
-def lose_a_process(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
-    """hydra ends as where a launcher's worker died."""
+def lose_a_process(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, failed: Path | None = None
+) -> None:
+    """hydra ends as where a launcher's worker died, and a job fails before that."""
     lost = type("LostError", (Exception,), {"__module__": f"{launcher}.executor"})
 
     def dies(_: list[str]) -> int:
+        if failed is not None:
+            (failed / "error.txt").write_text("KeyError: 'no such column'")
         raise lost("a worker died")
 
     monkeypatch.setattr("zoo.cli._through_hydra", dies)
@@ -1161,7 +1165,11 @@ def test_where_a_launcher_lost_a_process_the_errors_of_other_jobs_are_named(
     assert ("timeout_min" in err) == (launcher == "submitit_local")
     folder = run_dir(structured(compose(["algorithm=ppo", "output=out", "seed=1"])))
     folder.mkdir(parents=True)
-    (folder / "error.txt").write_text("KeyError: 'no such column'")
+    (folder / "error.txt").write_text("of another sweep")
+    os.utime(folder / "error.txt", (1e9, 1e9))
+    assert main(line) == 1
+    assert "error.txt" not in capsys.readouterr().err
+    lose_a_process(monkeypatch, launcher.partition("_")[0], folder)
     assert main(line) == 1
     err = capsys.readouterr().err
     assert len(err.splitlines()) <= MAX_ERROR_LINES

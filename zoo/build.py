@@ -34,7 +34,7 @@ from zoo.data.fitting import (
     more_room,
 )
 from zoo.data.left_out import heard
-from zoo.data.offered import check_offers, overlap, rows_of, sets_of, verifier_of
+from zoo.data.offered import check_golds, check_offers, overlap, rows_of, sets_of, verifier_of
 from zoo.data.reference_cache import reference_logprobs
 from zoo.data.source import DatasetSource, Group, groups_hash
 from zoo.data.table import missing_golds, unjudged, without_problems
@@ -230,10 +230,15 @@ def check(config: RunConfig) -> None:
             f"train.stop_at.metric must be heldout/greedy or null, got {train.stop_at.metric!r}: "
             "the check while training is a quick greedy one."
         )
-    _training_rows(config)  # so that a missing file is not found after the weights loaded
+    rows = _training_rows(config)  # so that a missing file is not found after the weights loaded
+    if train.reward_on_error is OnError.stop and samples:
+        check_golds((row for row in rows if isinstance(row, Prompt)), reward)
     evaluate = config.evaluate
     trains_policy = "policy" in needs.trains
     sets = sets_of(data) if trains_policy else []
+    if train.reward_on_error is OnError.stop:
+        for one in sets:
+            check_golds(one.prompts, one.verifier)
     check_best_metric(evaluate.best_metric, sets, evaluate.pass_k, trains_policy)
     heldout = [one for one in sets if one.name == "heldout" and one.kind == "accuracy"]
     if train.stop_at.metric is not None and not any(one.prompts for one in heldout):

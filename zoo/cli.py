@@ -219,10 +219,13 @@ def check_job(
         # A folder that cannot be used is this job's own failure: the others may run.
         with suppress(ConfigError):
             if finished(folder, identity, config) is not None:
-                if other := come_and_gone(folder, config):  # told once for all seeds of an arm
+                other = come_and_gone(folder, config)
+                told = f"since a finished run in {folder.parent} began, {other}."
+                if other and told not in _TOLD:
+                    _TOLD.add(told)
                     warnings.warn(
-                        f"since a finished run in {folder.parent} began, {other}. Its results are "
-                        "of the files as they were; another name or output trains on those of now.",
+                        f"{told} Its results are of the files as they were; another name or output "
+                        "trains on those of now.",
                         stacklevel=1,
                     )
                 return folder
@@ -242,7 +245,9 @@ def check_job(
     return None
 
 
-_CHECKED: set[str] = set()  # jobs that differ by their seeds alone are checked once
+# Jobs that differ by their seeds alone are checked once, and what became of their files told once
+_CHECKED: set[str] = set()
+_TOLD: set[str] = set()
 
 
 def print_error(message: str) -> None:
@@ -593,6 +598,7 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
         sweepers = [one for one in overrides if one.lstrip("+").startswith("hydra/sweeper=")]
         if not sweepers or _option(sweepers[-1]) == "basic":  # another one chooses as it goes
             jobs = expand([one for one in overrides if not one.startswith("hydra")])
+        began = time.time()
         for job in jobs:
             check(job)
         try:
@@ -617,7 +623,7 @@ def _sweep(options: argparse.Namespace, overrides: list[str]) -> int:
             if lost:
                 left = [job for job, _ in unfinished]
                 own = [folder / "error.txt" for folder, (_, job) in folders.items() if job in left]
-                raise RunFailed(_died(error, launchers[-1], without, own)) from error
+                raise RunFailed(_died(error, launchers[-1], without, own, began)) from error
             if len(unfinished) > 1:  # of which hydra raises the first one's error
                 raise type(error)(f"{without} The first one:\n{error}") from error
             raise
@@ -650,13 +656,16 @@ def _calls(error: Exception) -> set[str]:
     return {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
-def _died(error: Exception, launcher: str, without: str, errors: Sequence[Path]) -> str:
+def _died(
+    error: Exception, launcher: str, without: str, errors: Sequence[Path], began: float
+) -> str:
     """What to do where a launcher lost the process of a job.
 
     Args:
         errors: where jobs without a summary leave an error of their own, if they have one.
+        began: when the sweep did; what is older is of another one.
     """
-    own = [str(path) for path in errors if path.is_file()]
+    own = [str(path) for path in errors if path.is_file() and path.stat().st_mtime >= began]
     more = f"; and {len(own) - 3} more" if len(own) > 3 else ""
     failed = f"Jobs that failed by themselves: {'; '.join(own[:3])}{more}\n" if own else ""
     submitit = type(error).__module__.startswith("submitit")

@@ -44,7 +44,11 @@ def its_own(models: Any) -> None:
     ("use", "needs", "says"),
     [
         (lambda models: models.reference(BATCH), PROMPTS, r"models.reference .* reference=True\)"),
-        (renamed, PROMPTS, r"models.reference \(`reference\(BATCH\)`\).* reference=True\)"),
+        (
+            renamed,
+            PROMPTS,
+            r"models.reference \(`reference\(BATCH\)`: 'NoneType' o.* reference=True\)",
+        ),
         (lambda models: models.reference.config, PROMPTS, r"Return Needs\(…, reference=True\)"),
         (within_a_pass, PROMPTS, r"models.critic .* Return Needs\(…, critic=True\)"),
         # The log-probs of the data's own rows are read before the first step, and it is let go
@@ -60,10 +64,17 @@ def test_a_model_that_was_not_loaded_is_named_with_what_to_write(
         use(Models(policy=None))
 
 
+def its_own_beside_a_model(models: Any) -> None:
+    reference = models.reference if models.reference is not None else BATCH
+    options = None if reference is BATCH else {}
+    options.get("x")  # pyright: ignore
+
+
 @pytest.mark.parametrize(
     ("use", "needs"),
     [
         (its_own, PROMPTS),
+        (its_own_beside_a_model, PROMPTS),
         (lambda models: models.nothing(BATCH), PROMPTS),
         # Asked for and not there would be no mistake of the algorithm
         (lambda models: models.critic(BATCH), Needs(DataKind.prompts, critic=True)),

@@ -26,6 +26,8 @@ from zoo.data.offered import rows_of
 from zoo.data.plain_texts import PLAIN_TEXTS
 from zoo.data.rows import Kind, content_of
 from zoo.data.source import DatasetSource, Group
+from zoo.data.tokenize import encode_completions, tokenize_prompts
+from zoo.data.tokenizer import arithmetic_tokenizer
 from zoo.instantiate import build
 from zoo.rewards.check import RewardError
 from zoo.rewards.random_reward import Random
@@ -285,6 +287,92 @@ def test_a_list_that_would_have_no_end_is_refused_by_the_weight_that_makes_it_so
     assert len(mixed(Few(n=30), Few(prefix="r"), weights=(1, 1e-6)).prompts()) == 30
     with pytest.raises(ConfigError, match=r"would have 5e\+201 rows"):
         mixed(Few(n=9), Few(n=50, prefix="r"), weights=(1e100, 1e-100), until="longest").prompts()
+
+
+def test_rows_that_are_there_again_are_checked_and_tokenized_once(monkeypatch):
+    tokenizer, read = arithmetic_tokenizer(), Counter()
+    original = type(tokenizer).__call__
+
+    def counting(self, texts, *rest, **options):
+        read.update(len(texts) * ["text"])
+        return original(self, texts, *rest, **options)
+
+    a, b = ask("a"), ask("b")
+    twice = [tokenize_prompts(tokenizer, [one])[0] for one in (a, b, a, a)]
+    monkeypatch.setattr(type(tokenizer), "__call__", counting)
+    tokenize_prompts(tokenizer, [a, b])
+    different = read.pop("text")
+    prompts = tokenize_prompts(tokenizer, [a, b, a, a])
+    assert read.pop("text") == different and prompts == twice
+    assert prompts[0] is prompts[2] is prompts[3]
+    texts, stops = ["1", "1", "1", "2"], (tokenizer.eos_token_id,)
+    alone = [
+        encode_completions(tokenizer, [p], [t], stops)[0]
+        for p, t in zip(prompts, texts, strict=True)
+    ]
+    read.clear()
+    encode_completions(tokenizer, [prompts[i] for i in (0, 1, 3)], ["1", "1", "2"], stops)
+    different = read.pop("text")
+    assert encode_completions(tokenizer, prompts, texts, stops) == alone
+    assert read.pop("text") == different
+
+    asked = Counter()
+
+    class Asked(Prompt):
+        def __getattribute__(self, name):
+            asked[name] += name == "messages"
+            return super().__getattribute__(name)
+
+    @dataclass
+    class Own:
+        rows: list
+
+        def prompts(self):
+            return self.rows
+
+    one = Asked("one", text="1 + 1 =")
+    rows_of(Own([one]), "prompts")
+    once = asked["messages"]
+    rows_of(Own([one] * 5), "prompts")
+    assert once and asked["messages"] == 2 * once
+    with pytest.raises(ConfigError, match="got int at place 2: 3"):
+        rows_of(Own([one, one, 3, one, 4]), "prompts")
+
+
+def sizes_of(data):
+    """Different problems in all, by what is trained and judged on, and by texts that are there."""
+    judged = data.evaluation_sets()[0].prompts
+    rows = {content_of(p) for p in data.prompts()}, {content_of(p) for p in judged}
+    assert not rows[0] & rows[1]
+    return len(rows[0]) + len(rows[1]), len(rows[0] | rows[1])
+
+
+def test_a_mixture_is_woven_anew_where_its_parts_data_changed_and_there_alone(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts").mkdir()  # a folder called as a kind of rows
+    files = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+
+    def write(name, count):
+        rows = [{"prompt": f"{name} {i} + 1 =", "answer": str(i + 1)} for i in range(count)]
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for name in files:
+        write(name, 20)
+    data = Mixture(
+        parts={
+            name: {"data": JSONL(path=str(file), heldout=0.25), "weight": 1.0}
+            for name, file in files.items()
+        },
+        until=Until.longest,
+    )
+    first = data.prompts()
+    (tmp_path / "prompts" / "new.txt").write_text("1")
+    assert all(a is b for a, b in zip(first, data.prompts(), strict=True))
+    assert sizes_of(data) == (40, 40)
+    write("b", 80)
+    assert sizes_of(data) == (100, 100)
 
 
 def test_prompt_that_two_parts_have_counts_for_the_first():

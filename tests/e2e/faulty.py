@@ -235,6 +235,25 @@ class Lost(Arithmetic):
 
 
 @dataclass(frozen=True)
+class GoldsInLists(Arithmetic):
+    """Golds that no verifier reads, of the training problems or of those held out."""
+
+    heldout: bool = False
+
+    def prompts(self):
+        return super().prompts() if self.heldout else [*map(in_a_list, super().prompts())]
+
+    def evaluation_sets(self):
+        one, *rest = super().evaluation_sets()
+        made = tuple(map(in_a_list, one.prompts)) if self.heldout else one.prompts
+        return [replace(one, prompts=made), *rest]
+
+
+def in_a_list(prompt):
+    return replace(prompt, columns={**prompt.columns, "answer": [prompt.columns["answer"]]})
+
+
+@dataclass(frozen=True)
 class OtherProblemsOnProcessOne(Arithmetic):
     def evaluation_sets(self):
         one, *rest = super().evaluation_sets()

@@ -899,3 +899,22 @@ def test_python_ends_as_ever_unless_a_thread_does_not_end(
     assert done.returncode == status
     assert done.stdout.split("\n")[:-1] == (["worked", "at exit"] if whole else [])
     assert ("zoo ends without" in done.stderr) != whole
+
+
+@pytest.mark.parametrize("heldout", [False, True])
+def test_golds_that_a_verifier_would_stop_at_are_refused_before_a_model_loads(
+    heldout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("zoo.build.load_start", loads)
+    words = ["algorithm=grpo", "data._target_=tests.e2e.faulty.GoldsInLists"]
+    words += [f"+data.heldout={heldout}", *QUICK]
+    with pytest.raises(ConfigError, match=r"its gold .* must be a text or a number, got \['"):
+        run_small(tmp_path, *words, "reward=verifier")
+    if not heldout:  # a reward that reads no gold
+        with pytest.raises(AssertionError, match="a model was loaded"):
+            run_small(tmp_path, *words)
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        run_small(tmp_path, *words, "reward=verifier", "train.reward_on_error=abstain")

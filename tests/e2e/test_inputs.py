@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,12 @@ def test_a_sweep_tells_once_of_files_that_came_to_its_finished_jobs(
     given += ["data=hub", f"data.name={folder}", "data.chat=false", "train.steps=1"]
     train(structured(compose(given)))
     (folder / "three.jsonl").write_text("")
-    with pytest.warns(UserWarning, match=r"data\.name: three\.jsonl was added\. Its results"):
-        assert check_job(given) == folder_of(tmp_path / "out").resolve()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):  # as for the seeds of one arm
+            assert check_job(given) == folder_of(tmp_path / "out").resolve()
+    told = [str(one.message) for one in caught if "three.jsonl was added. Its" in str(one.message)]
+    assert len(told) == 1
 
 
 def test_what_a_run_never_reads_comes_and_goes_unnoticed(tmp_path: Path) -> None:
@@ -196,6 +201,21 @@ def test_of_a_folder_that_is_too_large_to_be_recorded_whole_nothing_came(
     recorded(run_dir, config)
     (folder / "a").unlink()  # so that d is among the first three
     assert come_and_gone(run_dir, config) == "data.name: a is gone"
+
+
+def test_files_of_an_adapters_base_come_and_go_too(tmp_path: Path) -> None:
+    base, adapter, run_dir = (tmp_path / name for name in ("base", "adapter", "run"))
+    for folder in (base, adapter):
+        folder.mkdir()
+    (base / "n.bin").write_text("n")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    config = in_folder(tmp_path / "rows")
+    config = replace(config, model=replace(config.model, path=str(adapter)))
+    recorded(run_dir, config)
+    (base / "n.bin").unlink()
+    (base / "o.bin").write_text("o")
+    named = f"model.path → its base {base}"
+    assert come_and_gone(run_dir, config) == f"{named}: o.bin was added; {named}: n.bin is gone"
 
 
 def test_of_the_working_directory_files_of_another_kind_are_not_the_runs(

@@ -146,15 +146,17 @@ def absent_model(error: BaseException, algorithm: Algorithm) -> str:
         return ""
     frame, number = frames[-1]
     line = linecache.getline(frame.f_code.co_filename, number).strip()
-    # `ref = models.reference`, and then ref(batch)
-    used = re.findall(r"(?<![.\w])(\w+)[(.]", line)
-    renamed = any(name in frame.f_locals and frame.f_locals[name] is None for name in used)
+    held = {name for name in frame.f_locals if frame.f_locals[name] is None}
+    held &= {*re.findall(r"(?<![.\w])(\w+)[(.]", line)}
+    lines = linecache.getlines(frame.f_code.co_filename)
+    source = "".join(lines[frame.f_code.co_firstlineno - 1 : number])
     for role, way_out in _absent(algorithm.needs).items():
-        named = re.search(rf"\.{role}[(.]", line)
-        if named or (renamed and role in frame.f_code.co_names):
+        # `ref = models.reference`, and then ref(batch)
+        renamed = any(re.search(rf"\b{name}\s*=\s*[\w.]+\.{role}\b", source) for name in held)
+        if renamed or re.search(rf"\.{role}[(.]", line):
             return (
-                f"{called(algorithm)}: it calls models.{role} (`{line:.80}`), and its `needs` load "
-                f"none. {way_out}"
+                f"{called(algorithm)}: it calls models.{role} (`{line:.80}`: {error!s:.80}), and "
+                f"its `needs` load none. {way_out}"
             )
     return ""
 

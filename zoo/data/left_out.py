@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from itertools import islice
@@ -46,12 +46,16 @@ def heard() -> Iterator[dict[str, None]]:
         raise
 
 
-def remembered(make: Callable[P, T]) -> Callable[P, T]:
+def remembered(
+    make: Callable[P, T], places: Callable[[], Sequence[Any]] | None = None
+) -> Callable[P, T]:
     """`lru_cache` of the last eight results, whose warnings `LeftOut` come with each use.
 
-    Data is read once and used by several: a run that found it read would else know of none. The
-    first argument says where they are; what lies there, if it is a path, is read anew once it has
-    changed.
+    Data is read once and used by several: a run that found it read would else know of none.
+
+    Args:
+        places: where the data are, default: in the first argument. What lies there, as far as
+            these are paths, is read anew once it has changed.
     """
 
     @lru_cache(maxsize=8)
@@ -62,7 +66,7 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(make)
     def used(*args: Any) -> T:
-        made, said = kept(_stamp(args[0]), *args)
+        made, said = kept(tuple(map(_stamp, places() if places else args[:1])), *args)
         _say(said)
         return made
 

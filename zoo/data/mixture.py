@@ -38,10 +38,11 @@ from zoo.types import (
 
 T = TypeVar("T")
 _VERBS = ("offers", "max_new_tokens", "evaluation_sets")  # of every data set
+LOCATIONS = ("path", "name", "heldout_path", "gsm8k", "svamp")  # settings of zoo's own data
 # Readings of a row in an epoch: in pretraining, as many are worth nearly as much as new rows
 # (Muennighoff et al. 2023, arXiv:2305.16264).
 FEW = 4
-MOST_AGAIN = 10_000_000  # rows that a mixture's list may hold again
+MOST_AGAIN = 2_000_000  # rows that a mixture's list may hold again
 
 
 class Until(StrEnum):
@@ -191,7 +192,7 @@ class Mixture:
         return self._verifier
 
     def evaluation_sets(self) -> list[EvaluationSet]:
-        return list(self._sets)
+        return list(self._sets())
 
     # parts -----------------------------------------------------------------------------------
 
@@ -221,8 +222,15 @@ class Mixture:
             )
         return BySource({name: reward for name, reward in own.items() if reward is not None})
 
+    def _places(self) -> list[Any]:
+        """Where the parts' data may be."""
+        return [getattr(part.data, field, None) for part in self._parts for field in LOCATIONS]
+
     @cached_property
-    def _sets(self) -> tuple[EvaluationSet, ...]:
+    def _sets(self) -> Callable[[], tuple[EvaluationSet, ...]]:
+        return remembered(self._made_sets, self._places)
+
+    def _made_sets(self) -> tuple[EvaluationSet, ...]:
         """heldout first, then the others."""
         problems: dict[str, list[Prompt]] = {}
         checks: dict[str, Reward] = {}
@@ -264,7 +272,7 @@ class Mixture:
 
     @cached_property
     def _rows(self) -> Callable[[str], list[Any]]:
-        return remembered(self._woven)
+        return remembered(self._woven, self._places)
 
     def _woven(self, kind: str) -> list[Any]:
         rows: dict[str, list[Any]] = {}
@@ -288,7 +296,7 @@ class Mixture:
 
     def _without_repeats(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Nothing that is judged on, and nothing that an earlier part has; both are reported."""
-        judged = [p for item in self._sets if item.kind == "accuracy" for p in item.prompts]
+        judged = [p for item in self._sets() if item.kind == "accuracy" for p in item.prompts]
         found: dict[str, list[Any]] = {}
         seen: dict[str, Any] = {}
         for name, own in rows.items():

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from zoo.config import ConfigError, check_method, place_in
 from zoo.data.rows import Ranking, half_character_within, reading_of
+from zoo.rewards.verifiable import LastNumber, Verifier, gold_answer
 from zoo.types import EvaluationSet, Example, LabelledCompletion, PreferencePair, Prompt
 
 ROWS = {
@@ -64,7 +65,9 @@ def rows_of(data: Any, kind: str) -> list[Any]:
             f"{name}: {kind}() must return a list of {wanted.__name__}, got {rows!r:.80}."
         )
     rows = list(rows)
-    for place, row in enumerate(rows):
+    # One that is given again, as a mixture's small parts are, is no other row.
+    different = {id(row): (place, row) for place, row in reversed([*enumerate(rows)])}
+    for place, row in reversed(different.values()):
         if not isinstance(row, wanted):
             raise ConfigError(
                 f"{name}: {kind}() must return a list of {wanted.__name__}, got "
@@ -73,8 +76,7 @@ def rows_of(data: Any, kind: str) -> list[Any]:
             )
         _check_prompt(row if isinstance(row, Prompt) else row.prompt, f"{name}: {kind}()", place)
     if kind == "prompts":
-        # One that is given again, as a mixture's small parts are, is no other prompt.
-        _check_ids(list({id(row): row for row in rows}.values()), f"{name}: {kind}()")
+        _check_ids([row for _, row in different.values()], f"{name}: {kind}()")
     return rows
 
 
@@ -92,6 +94,21 @@ def verifier_of(data: Any) -> Any:
         f"data {type(data).__name__}: verifier() must return a reward (zoo.types.Reward) or None, "
         f"got {shown}.{f' Return {made.__name__}().' if isinstance(made, type) else ''}"
     )
+
+
+def check_golds(prompts: Iterable[Prompt], reward: Any) -> None:
+    """Refuse golds that a verifier would stop at, before anything is sampled for it.
+
+    Raises:
+        ConfigError: the first prompt without one, or with one that is no text or number.
+    """
+    if not isinstance(reward, Verifier | LastNumber):
+        return
+    for prompt in prompts:
+        try:
+            gold_answer(prompt)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def sets_of(data: Any) -> list[EvaluationSet]:

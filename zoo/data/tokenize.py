@@ -11,16 +11,18 @@ completion it is text: it closes no turn, opens none, and hides nothing that com
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from zoo.config import ConfigError, member
 from zoo.types import Prompt
 
+T = TypeVar("T")
+U = TypeVar("U")
 Row = tuple[list[int], list[int]]  # ids of the prompt, ids of the completion
 BREAK = "\ufdd0"  # where a text is tokenized in two: a noncharacter, which data do not have
 
@@ -50,10 +52,32 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
 
 
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts with `token_ids` filled in, by `render_prompt`; all at once, so it is fast."""
-    prompts = list(prompts)
-    ids = _render(tokenizer, prompts)
-    return [replace(p, token_ids=tuple(i)) for p, i in zip(prompts, ids, strict=True)]
+    """The prompts with `token_ids` filled in, by `render_prompt`; all at once, so it is fast.
+
+    A prompt that is there several times (a mixture's small parts) stays one object.
+    """
+
+    def rendered(different: list[Prompt]) -> list[Prompt]:
+        ids = _render(tokenizer, different)
+        return [replace(p, token_ids=tuple(i)) for p, i in zip(different, ids, strict=True)]
+
+    return _each_once(list(prompts), id, rendered)
+
+
+def _each_once(
+    items: list[T], key: Callable[[T], Hashable], make: Callable[[list[T]], list[U]]
+) -> list[U]:
+    """What `make` gives for the different items, at every place that holds one."""
+    places: dict[Hashable, int] = {}
+    different: list[T] = []
+    found: list[int] = []
+    for item in items:
+        place = places.setdefault(key(item), len(different))
+        if place == len(different):
+            different.append(item)
+        found.append(place)
+    made = make(different)
+    return [made[place] for place in found]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -308,7 +332,21 @@ def encode_completions(
     texts: Sequence[str],
     stop_ids: Sequence[int],
 ) -> list[list[int]]:
-    """`encode_completion` for many at once."""
+    """`encode_completion` for many at once; one of the same prompt and text is encoded once."""
+
+    def encoded(rows: list[tuple[Prompt, str]]) -> list[list[int]]:
+        return _encode_rows(tokenizer, [p for p, _ in rows], [text for _, text in rows], stop_ids)
+
+    rows = [*zip(prompts, texts, strict=True)]
+    return _each_once(rows, lambda row: (id(row[0]), row[1]), encoded)
+
+
+def _encode_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    stop_ids: Sequence[int],
+) -> list[list[int]]:
     missing = [prompt for prompt in prompts if not prompt.token_ids]
     rendered = iter(_render(tokenizer, missing))
     prompt_ids = [list(p.token_ids) if p.token_ids else next(rendered) for p in prompts]

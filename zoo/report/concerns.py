@@ -248,11 +248,12 @@ def _per_run(arms: Sequence[Arm]) -> list[str]:
         skipped = run.total("skipped_updates")
         if skipped:
             found.append(f"{name}: {skipped:.0f} updates were refused (not finite).")
-        idle, updates = run.total("idle_updates"), run.total("updates")
-        if idle and updates and idle + (skipped or 0) > updates / 2:
+        idle, updates = run.total("idle_updates") or 0.0, run.total("updates")
+        unmoved = idle + (skipped or 0.0)
+        if updates and unmoved > updates / 2:
             found.append(
-                f"{name}: {idle:.0f} of {updates:.0f} updates moved no weight, as no group carried "
-                "a signal."
+                f"{name}: {unmoved:.0f} of {updates:.0f} updates moved no weight ({idle:.0f} as no "
+                f"group carried a signal, {skipped or 0.0:.0f} refused)."
             )
     return found
 

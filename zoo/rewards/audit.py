@@ -389,7 +389,8 @@ def _final(gold: str, style: Any) -> str:
 class Absent(tuple[Any, ...]):
     """Stands for what a labelled text does not have, and remembers that somebody read it.
 
-    To be printed, hashed or copied is not to be read. A copy in another process raises instead.
+    To be printed, hashed or copied is not to be read; `dataclasses.asdict` goes through it, and
+    reads. A copy in another process raises instead.
     """
 
     read = away = False
@@ -398,6 +399,9 @@ class Absent(tuple[Any, ...]):
         if not name.startswith("__"):
             self._tell()
         raise AttributeError(name)
+
+    def __copy__(self) -> Absent:
+        return self
 
     def __deepcopy__(self, memo: Any) -> Absent:
         return self

@@ -94,8 +94,7 @@ def gold_answer(prompt: Prompt) -> str:
     if isinstance(gold, bool) or not isinstance(gold, str | Number):
         raise ValueError(
             f"prompt {prompt.id!r}: its gold in the column `answer` must be a text or a number, "
-            f"got {gold!r:.40}, which no answer could equal. Write it as a text, or choose another "
-            "reward."
+            f"got {gold!r:.40}. Write it as an answer would stand there, or choose another reward."
         )
     return str(gold)
 

@@ -33,6 +33,9 @@ WRITTEN |= {"scratch", "temp", "tmp", "work"}
 NOTES = (".md", ".log", ".ipynb", ".lock", ".html", ".pdf", ".png", ".svg")
 REPORT = {"record.json", "table.csv"}
 MOST_FILES = 10_000  # of a folder, in the order of their names
+BASE = " → its base "  # in what a record calls the files below an adapter
+# A text that is no path, or a file that nobody may read, is told by its reader
+_UNREAD = (OSError, ValueError, RuntimeError)
 WHOLE = 64 * 2**20  # bytes; of larger files SAMPLES blocks are read
 BLOCK, SAMPLES = 2**20, 16
 
@@ -59,10 +62,24 @@ def record(config: RunConfig) -> Record:
 def _files_now(config: RunConfig) -> dict[str, str]:
     files: dict[str, str] = {}
     outputs = Path(config.output).expanduser().resolve()
-    for setting, key, value in _named(config):
-        if key not in CODE_KEYS and WRITTEN.isdisjoint(key.split("_")):
-            files |= _hashes(setting, key, value, outputs)
+    for what, path in _places(config):
+        with contextlib.suppress(*_UNREAD):
+            for name, file in _files(what, path, outputs):
+                files[name] = _file_hash(file)
     return files
+
+
+def _places(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    """The files and folders that settings name, and the base models of adapters among them."""
+    for setting, key, value in _named(config):
+        if key in CODE_KEYS or not WRITTEN.isdisjoint(key.split("_")):
+            continue
+        with contextlib.suppress(*_UNREAD):
+            path = Path(value).expanduser()
+            if path.is_file() or (value.strip("./") and "/" in value) or key.endswith(FOLDER_KEYS):
+                yield setting, path
+                if base := _adapted(path):
+                    yield f"{setting}{BASE}{base}", base
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, str, str]]:
@@ -105,19 +122,27 @@ def come_and_gone(run_dir: Path, config: RunConfig) -> str:
         the first three of them and how many more, or "" for none.
     """
     known, new = _known(run_dir)["files"], _files_now(config)
-    values = dict(one for group in GROUPS for one in _strings(resolved(config).get(group), group))
+    places = {setting: value for setting, _, value in _named(config)}
+    for setting in {_setting_of(what) for what in known.keys() ^ new.keys()}:
+        if BASE in setting:
+            places[setting] = setting.partition(BASE)[2]
     sizes = Counter(_setting_of(what) for what in known)
     whole = {_folder_of(what) for what in known if sizes[_setting_of(what)] < MOST_FILES}
     outputs, kinds = Path(config.output).expanduser().resolve(), set(map(_kind_of, known))
-    added, gone = [], []
-    for what in new.keys() - known.keys():
-        value = values.get(_setting_of(what))
-        broad = value is not None and _is_broad(Path(value).expanduser(), outputs)
-        if _folder_of(what) in whole and (_kind_of(what) in kinds or not broad):
-            added.append(what)
+    broad = {
+        setting
+        for setting in {_setting_of(what) for what in new.keys() - known.keys()}
+        if _is_broad(Path(places[setting]).expanduser(), outputs)
+    }
+    added = [
+        what
+        for what in new.keys() - known.keys()
+        if _folder_of(what) in whole and (_kind_of(what) in kinds or _setting_of(what) not in broad)
+    ]
+    gone = []
     for what in known.keys() - new.keys():
         setting, _, file = what.partition(": ")
-        if setting in values and not (Path(values[setting]).expanduser() / file).exists():
+        if setting in places and not (Path(places[setting]).expanduser() / file).exists():
             gone.append(what)
     told = [f"{what} was added" for what in sorted(added)]
     told += [f"{what} is gone" for what in sorted(gone)]
@@ -329,20 +354,6 @@ def _source(setting: str, name: str) -> dict[str, str]:
     with contextlib.suppress(ConfigError):
         return {f"{setting}={name}": identity(locate(name))}
     return {}
-
-
-def _hashes(setting: str, key: str, value: str, outputs: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    # A text that is no path, or a file that nobody may read, is told by its reader.
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        path = Path(value).expanduser()
-        if path.is_file() or (value.strip("./") and "/" in value) or key.endswith(FOLDER_KEYS):
-            for what, file in _files(setting, path, outputs):
-                found[what] = _file_hash(file)
-            if base := _adapted(path):
-                for what, file in _files(f"{setting} → its base {base}", base, outputs):
-                    found[what] = _file_hash(file)
-    return found
 
 
 def _files(what: str, path: Path, outputs: Path) -> Iterator[tuple[str, Path]]:
