@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.small import folder_of, run_small
+from zoo.config import ConfigError
+from zoo.identity import identity
 from zoo.stale import edited_since_import
 
 SOURCE = """
@@ -30,6 +32,9 @@ SCALE = 1.0
 
 def of(completions):
     return [SCALE * len(helped(text)) for text in completions]
+
+def uses(completions):
+    return of(completions)
 
 class Scorer:
     @staticmethod
@@ -128,6 +133,31 @@ def test_code_that_was_put_in_place_is_no_older(module: types.ModuleType) -> Non
     assert edited_since_import(module.of) == []
 
 
+@pytest.mark.parametrize("name", ["of", "Scorer", "uses"])
+def test_what_runs_is_told_from_what_the_file_holds_before_and_after(
+    name: str, module: types.ModuleType
+) -> None:
+    """Else a run of the old code would be passed off as one of the new, or of the first."""
+    old, new = {"Scorer": ("0.0 for _", "1.0 for _")}.get(name, ("SCALE * len", "SCALE + len"))
+    first = identity(getattr(module, name))
+    edit(module, old, new)
+    older = identity(getattr(module, name))
+    importlib.reload(module)
+    assert len({first, older, identity(getattr(module, name))}) == 3
+    edit(module, new, old)
+    importlib.reload(module)
+    assert identity(getattr(module, name)) == first
+
+
+def test_another_place_in_the_file_and_other_comments_are_no_other_code(
+    module: types.ModuleType,
+) -> None:
+    first = identity(module.of), identity(module.Scorer)
+    edit(module, "import functools", "# what it is\n\nimport functools")
+    assert edited_since_import(module.of) == []
+    assert (identity(module.of), identity(module.Scorer)) == first
+
+
 def test_a_constant_is_not_compared(module: types.ModuleType) -> None:
     edit(module, "SCALE = 1.0", "SCALE = 2.0")
     assert edited_since_import(module.of) == []
@@ -149,8 +179,8 @@ def test_a_file_from_before_the_process_and_code_rewritten_on_import_tell_nothin
     edit(module, "SCALE * len", "SCALE + len")
     assert edited_since_import(module.of) == [module.__file__]
     with monkeypatch.context() as patch:
-        assert module.__file__ and module.__spec__
-        patch.setattr(module.__spec__, "loader", Rewriting("stale_mine", module.__file__))
+        assert module.__file__
+        patch.setattr(module, "__loader__", Rewriting("stale_mine", module.__file__))
         assert edited_since_import(module.of) == []
     os.utime(module.__file__, (1e9, 1e9))
     assert edited_since_import(module.of) == []
@@ -170,3 +200,6 @@ def test_a_run_with_a_reward_that_was_edited_and_not_reloaded_says_so(
         assert [f"{module.__file__} was edited after" in message for message in stale] == [
             True
         ] * told
+    importlib.reload(module)  # as a new process would import it
+    with pytest.raises(ConfigError, match=r"holds a finished run.*reward\.fn=stale_mine\.of"):
+        run_small(tmp_path / "after", *words)

@@ -11,21 +11,17 @@ import importlib.util
 import inspect
 import re
 import sys
-import sysconfig
 import types
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from typing import Any
 
 from zoo.config import ConfigError
+from zoo.stale import bytecode, compiled, installed, source_of
 
 CODE_KEYS = ("_target_", "fn")  # of a mapping or an object: a text under them is a dotted path
 _CODE = (types.FunctionType, type, types.ModuleType)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-_SITES = {"site-packages", "dist-packages"}  # also those of another environment or of the user
 _NUMBERS_READ = 2**20  # of each tensor
 # What a constant is written with
 _WRITTEN = (ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Tuple, ast.Load)
@@ -35,16 +31,16 @@ _Statement = tuple[str, types.CodeType, ast.stmt]  # with its source
 def identity(value: Any) -> str:
     """Eight hexadecimal digits, equal in every process for equal code and equal state.
 
-    Of a function counts its source, what it encloses, the modules it imports, its defaults, and
-    what it names of its module. Of these last two, functions, classes, modules and constants count
-    as they are, others (objects, lists, what is made at run time or read from the environment) by
-    the statements that make them. Of a module counts its source and the modules it imports; of a
-    functools.partial its parts; of an object its class and all its attributes. Code of zoo and of
-    libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
-    its type. Not noticed are edits that reach a global by another name only: `alias = names;
-    alias.append("more")`, `globals()["names"] = …`, `exec`, `import_module("…")` in a function,
-    what another module or a base's `__init_subclass__` puts into a list or mapping; nor files that
-    code reads itself.
+    Of a function counts its source (its bytecode where its file holds another by now), what it
+    encloses, the modules it imports, its defaults, and what it names of its module. Of these last
+    two, functions, classes, modules and constants count as they are, others (objects, lists, what
+    is made at run time or read from the environment) by the statements that make them. Of a module
+    counts its source and the modules it imports; of a functools.partial its parts; of an object its
+    class and all its attributes. Code of zoo and of libraries counts by its name alone, and what
+    cannot be looked into (a lock, a connection) by its type. Not noticed are edits that reach a
+    global by another name only: `alias = names; alias.append("more")`, `globals()["names"] = …`,
+    `exec`, `import_module("…")` in a function, what another module or a base's `__init_subclass__`
+    puts into a list or mapping; nor files that code reads itself.
     """
     return _Walk(value).of(value)[:8]
 
@@ -159,9 +155,7 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             yield from self._modules({module})
             return
-        source = ""
-        with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, say
-            source = inspect.getsource(value)
+        if source := source_of(value):
             yield source
         # A wrapper's own globals are those of the module that wraps.
         namespace = getattr(sys.modules.get(module), "__dict__", {})
@@ -180,6 +174,8 @@ class _Walk:
                 if not isinstance(item, types.FunctionType):
                     item = _wrapped(item) or item  # cached methods
                 if isinstance(item, types.FunctionType):
+                    if not source:
+                        yield from bytecode(item.__code__)
                     yield from self._named(item.__code__, item.__globals__)
                     if not written:  # what the function that makes the class was given
                         yield from (self.of(_content(cell)) for cell in item.__closure__ or ())
@@ -190,7 +186,7 @@ class _Walk:
                     yield self.of(type(item))
         elif isinstance(value, types.FunctionType):
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
-                yield from _bytecode(value.__code__)
+                yield from bytecode(value.__code__)
             cells = [_content(cell) for cell in value.__closure__ or ()]
             defaults, name = (value.__defaults__, value.__kwdefaults__), value.__qualname__
             made = self._made_by(namespace).get(name, ())
@@ -312,11 +308,6 @@ def _file(module: str) -> str | None:
         folders = spec.submodule_search_locations or ()
         return spec.origin if spec.has_location else next(iter(folders), None)
     return file
-
-
-def installed(file: str | None) -> bool:
-    parts = Path(file or "").parts
-    return bool(file and file.startswith(_LIBRARIES)) or not _SITES.isdisjoint(parts)
 
 
 def _globals(code: types.CodeType, known: Collection[str]) -> set[str]:
@@ -441,13 +432,6 @@ def _holder(node: ast.AST) -> str:
     return getattr(node, "id", "")
 
 
-def compiled(source: Any) -> types.CodeType | None:
-    with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
-        warnings.simplefilter("ignore")  # whoever imports the module is told
-        return compile(source, "<source>", "exec", dont_inherit=True)
-    return None
-
-
 def _spec(module: str) -> ModuleSpec | None:
     """Where a module is or would be imported from; importlib's own imports the packages above."""
     if module in sys.modules:
@@ -468,15 +452,6 @@ def _source(module: str) -> str:
             return loader.get_source(module) or ""
         return inspect.getsource(sys.modules[module])  # a script that is being run
     return ""
-
-
-def _bytecode(code: types.CodeType) -> Iterator[str]:
-    yield from (code.co_code.hex(), repr(code.co_names))
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _bytecode(constant)
-        else:
-            yield repr(sorted(constant, key=repr) if isinstance(constant, frozenset) else constant)
 
 
 def _computed(kind: type, name: Any) -> bool:

@@ -303,9 +303,9 @@ def _train(
             for file in older:
                 recorder.warning(
                     "stale_code",
-                    f"{file} was edited after this process had imported it: what is in memory runs,"
-                    " and what the file holds is recorded. Restart Python, or reload its module "
-                    "(importlib.reload), and start the run anew",
+                    f"{file} was edited after this process had imported it: the older code runs, "
+                    "and is recorded. For the new one restart Python, or reload the module "
+                    "(importlib.reload), and give the run another name",
                 )
             with memory.phase("load"):
                 parts = build(config, accelerator, recorder.display.task)
