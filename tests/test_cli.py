@@ -199,6 +199,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("algorithm=[grpo", ["algorithm=[grpo", "key=value"]),
     ("=3", ["=3", "key=value"]),
     ("algorithm=grpo seed", ["'seed'", "seed=…"]),
+    ("algorithm=grpo,", ["'algorithm=grpo,' cannot be read", "it ends with a comma"]),
     ("algorithm=grpo ppo", ["'ppo'", "Did you mean algorithm=ppo?"]),
     ("seed=0,1", ["seed=0,1", "zoo -m seed=0,1"]),
     ("seed=range(3)", ["seed=range(3)", "-m"]),

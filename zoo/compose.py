@@ -739,9 +739,11 @@ def _explain_syntax(error: OverrideParseException) -> str:
     given = error.override
     if "=" not in given and not given.startswith("~"):
         return explain_bare_word(given)
-    reason = error.message.splitlines()[0].strip().rstrip(".")
+    reason = error.message.splitlines()[0].partition(" expecting ")[0].strip().rstrip(".")
     if reason.startswith("Lexer"):  # the class of the exception, with the override repeated
         reason = "a character, a space or a quote without its pair that has no meaning there"
+    elif given.rstrip().endswith(","):
+        reason = "it ends with a comma, behind which a value is missing"
     key = given.split("=")[0]
     return (
         f"{given!r} cannot be read: {reason}. Write key=value without spaces around the =; "

@@ -687,6 +687,46 @@ def test_part_that_cannot_be_used_is_named(parts, says):
         build({"_target_": "zoo.data.mixture.Mixture", "parts": parts}, "data")
 
 
+def test_a_part_may_give_its_rows_one_by_one():
+    class Generates(Few):
+        def prompts(self):
+            yield from super().prompts()
+
+    prompts = mixed(Few(n=6), Generates(n=6, prefix="r")).prompts()
+    assert Counter(p.columns["source"] for p in prompts) == {"a": 6, "b": 6}
+
+
+@pytest.mark.parametrize(
+    ("verb", "made", "says"),
+    [
+        (
+            "prompts",
+            [("Q", "4")],
+            r"prompts\(\) must return a list of Prompt, got tuple at pl",
+        ),
+        (
+            "evaluation_sets",
+            None,
+            r"evaluation_sets\(\) must return a list of EvaluationSet,",
+        ),
+    ],
+)
+def test_what_a_part_gives_is_checked_as_if_it_were_alone(verb, made, says):
+    own = type("Own", (Few,), {verb: lambda self: made})
+    with pytest.raises(ConfigError, match=rf"data\.parts\.b: data Own: {says}"):
+        mixed(Few(), own(prefix="r")).prompts()
+
+
+def test_a_prompt_that_a_part_has_twice_is_there_once():
+    class Repeats(Few):
+        def prompts(self):
+            return [*super().prompts(), ask("again", f"{self.prefix}0", answer="0")]
+
+    with pytest.warns(LeftOut, match=r"data\.parts\.b: left out 1 rows that repeat an earlier one"):
+        prompts = mixed(Few(), Repeats(prefix="r")).prompts()
+    assert len(prompts) == 8
+
+
 def test_faults_of_a_parts_file_are_named_by_the_part(tmp_path):
     data = Mixture({"mine": JSONL(path=str(tmp_path / "no.jsonl")), "digits": Digits()})
     with pytest.raises(ConfigError, match=r"there is no file .*Check data\.parts\.mine\.path"):

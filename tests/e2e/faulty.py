@@ -196,14 +196,17 @@ class InfiniteOnProcessOne(GRPO):
 
 @dataclass(frozen=True)
 class NaNOnProcessOne(GRPO):
-    """A loss that is no number on one process, and so the gradient on all."""
+    """An advantage that is no number in each group of one process, and so the gradient on all."""
 
     name: ClassVar[str] = "nan_on_one"
 
-    def losses(self, batch, models):
-        for term in super().losses(batch, models):
-            by = math.nan if os.environ.get("RANK") == "1" else 1.0
-            yield replace(term, loss=term.loss * by)
+    def prepare(self, batch, models):
+        batch = super().prepare(batch, models)
+        if os.environ.get("RANK") == "1":
+            advantages = batch.advantages.clone()
+            advantages[1 :: batch.group_size] = math.nan
+            batch = batch.replace(advantages=advantages)
+        return batch
 
 
 @dataclass(frozen=True)

@@ -564,8 +564,11 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 
     def save(step: int, numbers: int) -> None:
         tensors = {"policy": {"w": torch.zeros(numbers)}}
-        none = {"offsets": {}, "hashes": {}, "before": []}
+        none = {"offsets": {}, "hashes": {}, "before": [*range(1, step)]}
         save_checkpoint(small_disk, step, tensors, state, **none, config_hash="x", seed=0, keep=2)
+
+    with pytest.raises(RecordError, match=r"checkpoint of step 1 (?!.* The ones before stay)"):
+        save(1, 100_000)  # there are none
 
     save(1, 20_000)  # 80 kB
     with pytest.raises(RecordError, match=r"checkpoint of step 2 .* The ones before stay"):
@@ -744,7 +747,9 @@ def test_a_full_disk_under_the_policy_is_named_and_the_run_resumes(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("zoo.build.save_policy", full)
-        with pytest.raises(RecordError, match=r"cannot be written: .*No space left.*it resumes"):
+        with pytest.raises(
+            RecordError, match=r"cannot be written: .*No space left.*same command again"
+        ):
             run_small(tmp_path, *SFT, *BRIEF)
     folder = folder_of(tmp_path)
     assert not (folder / "policy").exists() and not list(folder.glob(".policy*"))

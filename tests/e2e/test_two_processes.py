@@ -159,6 +159,9 @@ def test_each_refused_update_of_a_step_is_kept_by_both_for_the_loss_of_one(outpu
     assert kept == {f"bad_batch_step_000001_update_{n}{r}.pt" for n in range(1, 5) for r in ranks}
     for file in folder.glob("bad_batch*"):  # not that of the gradient, which all have
         assert torch.load(file, weights_only=True)["reason"] == "loss/policy is nan"
+    told = (folder / "warnings.jsonl").read_text()
+    assert "loss/policy is nan; row 1 (" in told and "update_1.rank1.pt" in told
+    assert "all rows" not in told  # those of the other process are sound
 
 
 @pytest.mark.parametrize("name", ["one_then_two", "two_then_one"])

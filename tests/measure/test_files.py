@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ from zoo.measure.files import (
     read_lines,
     remove,
     strict,
+    way_out,
     write_json,
 )
 
@@ -182,3 +184,10 @@ def test_write_json_replaces_whole_and_leaves_nothing_behind(tmp_path, monkeypat
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_what_helps_is_told_by_what_is_in_the_way():
+    assert "ulimit -f" in way_out(OSError(errno.EFBIG, "File too large"))
+    assert "Delete what is in its place" in way_out(OSError(errno.EISDIR, "Is a directory"))
+    assert "Free space" in way_out(OSError(errno.ENOSPC, "No space left on device"))
+    assert "Free space" in way_out(RuntimeError("torch's own word"))

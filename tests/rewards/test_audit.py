@@ -536,3 +536,13 @@ def test_a_gold_that_is_no_text_or_number_is_refused_not_scored(
     row = {"prompt": "Q", "completion": "4", "gold": gold, "label": 1}
     assert main(["audit", str(write(tmp_path / "a.jsonl", [row])), "reward.style=gsm8k"]) != 0
     assert "must be a text or a number, got " in " ".join(capsys.readouterr().err.split())
+
+
+def test_answers_in_a_list_are_each_a_row(tmp_path: Path) -> None:
+    answers = [{"completion": str(n), "label": n == 4} for n in (4, 5)]
+    row = {"prompt": "Q", "gold": "4", "completions": [*answers, "no object"], "other": [1]}
+    found = list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
+    assert [(r.name, r.completion, r.right) for r in found] == [
+        ("1/completions/0", "4", True),
+        ("1/completions/1", "5", False),
+    ]

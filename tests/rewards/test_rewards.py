@@ -848,3 +848,16 @@ def test_any_reward_is_checked(output, says):
 def test_checked_scores_are_plain_floats():
     scores = check_scores([np.float64(1), True], [completion("a")] * 2, "r")
     assert [type(s) for s in scores] == [float, float]
+
+
+def test_of_many_rows_that_hang_a_few_alone_are_waited_for():
+    asked = []
+
+    def hangs(completions):
+        asked.append(len(completions))
+        time.sleep(60)
+
+    patience = Patience(0.2, OnError.abstain)
+    output = ask(Function(hangs), *rows_of("abcdefghijkl"), patience)
+    assert output.total == [None] * 12
+    assert asked[0] == 12 and asked[1:] in ([1], [1, 1])  # two limits' worth, not twelve

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from zoo.config import ConfigError, member, settle_choices
 from zoo.data.left_out import LeftOut, remembered
+from zoo.data.offered import rows_of, sets_of
 from zoo.data.rows import (
     another_answer,
     content_of,
@@ -238,7 +239,7 @@ class Mixture:
         seen: dict[str, Any] = {}
         for part in self._parts:
             with _named(part.where):
-                items = part.data.evaluation_sets()
+                items = sets_of(part.data)
             for item in items:
                 if item.name == "heldout" and item.kind == "accuracy" and item.verifier is not None:
                     marked = [_marked(p, part.name) for p in item.prompts]
@@ -278,7 +279,7 @@ class Mixture:
         rows: dict[str, list[Any]] = {}
         for part in self._parts:
             with _named(part.where):
-                own = getattr(part.data, kind)()
+                own = rows_of(part.data, kind)
             _tell_of_sources([_prompt_of(row) for row in own], part)
             rows[part.name] = [_marked(row, part.name) for row in own]
         rows = self._without_repeats(rows)

@@ -92,6 +92,8 @@ def way_out(error: Exception) -> str:
     """What helps where a file could not be written."""
     if isinstance(error, OSError) and error.errno in IN_THE_WAY:
         return "Delete what is in its place"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "Raise the limit on the size of files (ulimit -f)"
     return "Free space or choose another folder (output=…)"
 
 
@@ -253,7 +255,7 @@ def _hash(path: Path, length: int) -> hashlib._Hash:
 def _refused(path: Path, error: OSError) -> RecordError:
     return RecordError(
         f"cannot write {path}: {error.strerror or error}. {way_out(error)}, then run the same "
-        "command again: it resumes."
+        "command again."
     )
 
 

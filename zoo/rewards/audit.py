@@ -307,15 +307,19 @@ def read_labelled(
 def _parts(
     row: dict[str, Any], settings: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The row itself, or each object in it that has a completion and a label of its own."""
+    """The row itself, or each object in it or its lists that has a label of its own."""
     field = _field(row, "label", settings)
     if field is not None:
         if row[field] is not None:  # null: nobody said whether it is right
             yield "", row
         return
     for key, value in row.items():
-        if isinstance(value, dict) and _field(value, "label", settings) is not None:
-            yield f"/{key}", value
+        items = (
+            {f"/{key}/{n}": one for n, one in enumerate(value)} if isinstance(value, list) else {}
+        )
+        for name, item in (items or {f"/{key}": value}).items():
+            if isinstance(item, dict) and _field(item, "label", settings) is not None:
+                yield name, item
 
 
 def _field(row: Mapping[str, Any], role: str, settings: Mapping[str, str]) -> str | None:

@@ -92,8 +92,9 @@ def save_checkpoint(
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)  # it holds the space that is missing
         raise RecordError(
-            f"the checkpoint of step {step} cannot be written to {folder}: {error}. The ones "
-            f"before stay. {way_out(error)}, then run the same command again: it resumes."
+            f"the checkpoint of step {step} cannot be written to {folder}: {error}. "
+            f"{'The ones before stay. ' if before else ''}{way_out(error)}, then run the same "
+            "command again."
         ) from error
     kept = {_name(known) for known in before}
     # A later step than this one was refused, but may be of use to whoever mends it.

@@ -161,7 +161,9 @@ class Session:
             return
         progress.bad_updates += 1
         progress.skipped_updates += 1
-        told = "; ".join(part for part in gathered(self._bad_batch(done, batch, step)) if part)
+        parts = gathered(self._bad_batch(done, batch, step))
+        named = [part for part, rows in parts if rows]  # of others all rows are only suspects
+        told = "; ".join(named or [part for part, _ in parts])
         self.recorder.warning(
             "refused_update", f"step {step}: update refused, {done.reason}; {told}"
         )
@@ -172,15 +174,16 @@ class Session:
                 f"lower {self._learning_rates(done.broken)} or train.max_grad_norm."
             )
 
-    def _bad_batch(self, done: Updated, batch: Batch, step: int) -> str:
-        """Keep this process's part of a refused batch; which rows, and in which file."""
+    def _bad_batch(self, done: Updated, batch: Batch, step: int) -> tuple[str, bool]:
+        """Keep this process's part of a refused batch: which rows and file; whether it knows."""
         rows = bad_rows(batch, self.run.policy)
         name = bad_batch_name(step, self.progress.updates, rank())
         try:
             save_bad_batch(self.folder / name, batch, done.reason, rows)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            return f"{describe_rows(batch, rows)} ({name} could not be written: {error})"
-        return f"{describe_rows(batch, rows)} of {name}"
+            told = f"{describe_rows(batch, rows)} ({name} could not be written: {error})"
+            return told, bool(rows)
+        return f"{describe_rows(batch, rows)} of {name}", bool(rows)
 
     def record(self, step: int, sampled: Sampled, pool: Pool) -> None:
         """One line of metrics, and some completions to read."""
@@ -349,7 +352,7 @@ class Session:
                     raise
                 raise RecordError(
                     f"{target} cannot be written: {error}. {way_out(error)}, then run the same "
-                    "command again: it resumes."
+                    "command again."
                 ) from error
         barrier()
 
