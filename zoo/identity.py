@@ -11,17 +11,22 @@ import importlib.util
 import inspect
 import re
 import sys
+import sysconfig
 import types
 from collections.abc import Collection, Iterator, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from zoo.config import ConfigError
-from zoo.stale import bytecode, compiled, installed, source_of
+from zoo.sources import began_older, compiled, edited_since, is_older, source_in, source_of, spec_of
 
 CODE_KEYS = ("_target_", "fn")  # of a mapping or an object: a text under them is a dotted path
 _CODE = (types.FunctionType, type, types.ModuleType)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_SITES = {"site-packages", "dist-packages"}  # also those of another environment or of the user
 _NUMBERS_READ = 2**20  # of each tensor
 # What a constant is written with
 _WRITTEN = (ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Tuple, ast.Load)
@@ -31,18 +36,37 @@ _Statement = tuple[str, types.CodeType, ast.stmt]  # with its source
 def identity(value: Any) -> str:
     """Eight hexadecimal digits, equal in every process for equal code and equal state.
 
-    Of a function counts its source (its bytecode where its file holds another by now), what it
-    encloses, the modules it imports, its defaults, and what it names of its module. Of these last
-    two, functions, classes, modules and constants count as they are, others (objects, lists, what
-    is made at run time or read from the environment) by the statements that make them. Of a module
-    counts its source and the modules it imports; of a functools.partial its parts; of an object its
-    class and all its attributes. Code of zoo and of libraries counts by its name alone, and what
-    cannot be looked into (a lock, a connection) by its type. Not noticed are edits that reach a
-    global by another name only: `alias = names; alias.append("more")`, `globals()["names"] = …`,
-    `exec`, `import_module("…")` in a function, what another module or a base's `__init_subclass__`
-    puts into a list or mapping; nor files that code reads itself.
+    Of a function counts its source, what it encloses, the modules it imports, its defaults, and
+    what it names of its module. Of these last two, functions, classes, modules and constants count
+    as they are, others (objects, lists, what is made at run time or read from the environment) by
+    the statements that make them. Of a module counts its source and the modules it imports; of a
+    functools.partial its parts; of an object its class and all its attributes. Code of zoo and of
+    libraries counts by its name alone, and what cannot be looked into (a lock, a connection) by
+    its type. Not noticed are edits that reach a global by another name only: `alias = names;
+    alias.append("more")`, `globals()["names"] = …`, `exec`, `import_module("…")` in a function,
+    what another module or a base's `__init_subclass__` puts into a list or mapping; nor files that
+    code reads itself.
     """
     return _Walk(value).of(value)[:8]
+
+
+def edited_since_import(value: Any) -> list[str]:
+    """The files of code that were edited after this process imported them, of which `identity` is.
+
+    Told is what was there at first sight, which is what runs; of a file that was edited before that
+    only functions can be compared, by what they do.
+    """
+    walk = _Walk(value)
+    walk.of(value)
+    began = psutil.Process().create_time()
+    found = list[str]()
+    for module in sorted(walk.read):
+        file = _file(module)
+        if file is None or not Path(file).is_file() or Path(file).stat().st_mtime <= began:
+            continue
+        if module in walk.older or edited_since(module):
+            found.append(file)
+    return found
 
 
 def findable(value: Any) -> bool:
@@ -75,6 +99,8 @@ class _Walk:
         self._known: dict[int, str] = {}  # id of code → what was told of it
         self._made: dict[tuple[int, str], str] = {}  # a global → what was told of its making
         self._statements: dict[int, dict[str, list[_Statement]]] = {}  # of namespaces, by id
+        self.read = set[str]()  # modules whose source was told
+        self.older = set[str]()  # those that hold code which is no more in it
 
     def of(self, value: Any) -> str:
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
@@ -155,7 +181,11 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             yield from self._modules({module})
             return
-        if source := source_of(value):
+        self.read.add(module)
+        if older := is_older(value):
+            self.older.add(module)
+        source = "" if older else source_in(module, value)
+        if source:
             yield source
         # A wrapper's own globals are those of the module that wraps.
         namespace = getattr(sys.modules.get(module), "__dict__", {})
@@ -174,8 +204,8 @@ class _Walk:
                 if not isinstance(item, types.FunctionType):
                     item = _wrapped(item) or item  # cached methods
                 if isinstance(item, types.FunctionType):
-                    if not source:
-                        yield from bytecode(item.__code__)
+                    if older:
+                        yield from _bytecode(item.__code__, older)
                     yield from self._named(item.__code__, item.__globals__)
                     if not written:  # what the function that makes the class was given
                         yield from (self.of(_content(cell)) for cell in item.__closure__ or ())
@@ -186,7 +216,7 @@ class _Walk:
                     yield self.of(type(item))
         elif isinstance(value, types.FunctionType):
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
-                yield from bytecode(value.__code__)
+                yield from _bytecode(value.__code__, older)
             cells = [_content(cell) for cell in value.__closure__ or ()]
             defaults, name = (value.__defaults__, value.__kwdefaults__), value.__qualname__
             made = self._made_by(namespace).get(name, ())
@@ -246,7 +276,7 @@ class _Walk:
         if id(namespace) not in self._statements:
             module = str(namespace.get("__name__"))
             there = getattr(sys.modules.get(module), "__dict__", None) is namespace
-            self._statements[id(namespace)] = _statements(_source(module)) if there else {}
+            self._statements[id(namespace)] = _statements(self._text(module)) if there else {}
         return self._statements[id(namespace)]
 
     def _made_of(self, name: str, namespace: Mapping[str, Any]) -> list[_Statement]:
@@ -282,11 +312,17 @@ class _Walk:
         while todo:
             name = todo.pop()
             if name not in found and self._looked_into(name):
-                found[name] = _source(name)
-                if not installed(_file(name)):  # of a package, thousands
-                    todo += _imports_of(found[name], getattr(_spec(name), "parent", None))
+                found[name] = self._text(name)
+                if not _installed(_file(name)):  # of a package, thousands
+                    todo += _imports_of(found[name], getattr(spec_of(name), "parent", None))
         for name in sorted(found):
-            yield _hash(name, found[name])
+            yield _hash(name, found[name], *(["older"] if name in self.older else []))
+
+    def _text(self, module: str) -> str:
+        self.read.add(module)
+        if began_older(module):
+            self.older.add(module)
+        return source_of(module)
 
     def _looked_into(self, module: str | None) -> bool:
         package = _package(module)
@@ -295,7 +331,7 @@ class _Walk:
         file = _file(module)
         if file is None:
             return module in sys.modules and package in ("__main__", self._package)
-        return package == self._package or not installed(file)
+        return package == self._package or not _installed(file)
 
 
 def _package(module: str | None) -> str:
@@ -303,11 +339,16 @@ def _package(module: str | None) -> str:
 
 
 def _file(module: str) -> str | None:
-    file, spec = getattr(sys.modules.get(module), "__file__", None), _spec(module)
+    file, spec = getattr(sys.modules.get(module), "__file__", None), spec_of(module)
     if file is None and spec is not None:  # a package without an __init__ is a folder
         folders = spec.submodule_search_locations or ()
         return spec.origin if spec.has_location else next(iter(folders), None)
     return file
+
+
+def _installed(file: str | None) -> bool:
+    parts = Path(file or "").parts
+    return bool(file and file.startswith(_LIBRARIES)) or not _SITES.isdisjoint(parts)
 
 
 def _globals(code: types.CodeType, known: Collection[str]) -> set[str]:
@@ -432,26 +473,15 @@ def _holder(node: ast.AST) -> str:
     return getattr(node, "id", "")
 
 
-def _spec(module: str) -> ModuleSpec | None:
-    """Where a module is or would be imported from; importlib's own imports the packages above."""
-    if module in sys.modules:
-        return getattr(sys.modules[module], "__spec__", None)
-    above = module.rpartition(".")[0]
-    with contextlib.suppress(ImportError, ValueError, AttributeError):
-        if not above:
-            return importlib.util.find_spec(module)
-        places = getattr(_spec(above), "submodule_search_locations", None)
-        return None if places is None else PathFinder.find_spec(module, places)
-    return None
-
-
-def _source(module: str) -> str:
-    loader = getattr(_spec(module), "loader", None)
-    with contextlib.suppress(Exception):  # no file, or none in Python
-        if loader is not None:
-            return loader.get_source(module) or ""
-        return inspect.getsource(sys.modules[module])  # a script that is being run
-    return ""
+def _bytecode(code: types.CodeType, older: bool) -> Iterator[str]:
+    yield from (code.co_code.hex(), repr(code.co_names))
+    if older:  # else the source tells
+        yield repr(code.co_varnames)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _bytecode(constant, older)
+        else:
+            yield repr(sorted(constant, key=repr) if isinstance(constant, frozenset) else constant)
 
 
 def _computed(kind: type, name: Any) -> bool:

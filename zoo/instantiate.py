@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zoo.config import ConfigError, RunConfig, TrainConfig
 from zoo.identity import findable, hidden_state, identity
+from zoo.sources import source_of
 
 CLASS_GROUPS = ("algorithm", "data", "reward", "rollout")
 VALUE_GROUPS = ("model", "train", "evaluate", "measure")
@@ -343,6 +344,8 @@ def locate(path: str, where: str = "_target_") -> Any:
                 f"{where}={path}: importing {name} failed with {type(error).__name__}: "
                 f"{first_line(error)}. {how}"
             ) from error
+        if not name.startswith("zoo."):
+            source_of(name)  # what was imported, whatever becomes of the file
         for index, part in enumerate(parts[cut:], cut):
             if not hasattr(found, part):
                 names = [key for key in vars(found) if not key.startswith("_")]

@@ -50,6 +50,13 @@ def its_own(models: Any) -> None:
             r"models.reference \(`reference\(BATCH\)`: 'NoneType' o.* reference=True\)",
         ),
         (lambda models: models.reference.config, PROMPTS, r"Return Needs\(…, reference=True\)"),
+        (
+            lambda models: models.critic(
+                "über mehrere Zeilen",
+            ),
+            PROMPTS,
+            r"Return Needs\(…, critic=True\)",
+        ),
         (within_a_pass, PROMPTS, r"models.critic .* Return Needs\(…, critic=True\)"),
         # The log-probs of the data's own rows are read before the first step, and it is let go
         (lambda models: models.reference(BATCH), PAIRS, r"reference_logprobs.* reference_live=Tr"),
@@ -70,10 +77,26 @@ def its_own_beside_a_model(models: Any) -> None:
     options.get("x")  # pyright: ignore
 
 
+class Own:
+    critic = aux = None
+
+    def part_of_its_own(self, models: Any) -> None:
+        self.critic(BATCH)  # pyright: ignore
+
+    def another_on_the_line(self, models: Any) -> None:
+        self.aux.sum() + models.reference(BATCH)  # pyright: ignore
+
+    def in_words(self, models: Any) -> None:
+        self.aux.sum()  # pyright: ignore  # as models.critic(batch).sum() would
+
+
 @pytest.mark.parametrize(
     ("use", "needs"),
     [
         (its_own, PROMPTS),
+        (Own().part_of_its_own, PROMPTS),
+        (Own().another_on_the_line, PROMPTS),
+        (Own().in_words, PROMPTS),
         (its_own_beside_a_model, PROMPTS),
         (lambda models: models.nothing(BATCH), PROMPTS),
         # Asked for and not there would be no mistake of the algorithm

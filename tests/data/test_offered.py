@@ -11,8 +11,9 @@ import pytest
 from zoo.build import check
 from zoo.compose import compose
 from zoo.config import ConfigError
-from zoo.data.offered import check_offers, overlap, rows_of, sets_of, verifier_of
+from zoo.data.offered import check_golds, check_offers, overlap, rows_of, sets_of, verifier_of
 from zoo.instantiate import structured
+from zoo.rewards.verifiable import LastNumber, Verifier
 from zoo.types import EvaluationSet, Example, Prompt, RewardOutput
 
 
@@ -249,3 +250,16 @@ def test_a_run_is_refused_before_any_weight_loads(mine: Mine, found: str) -> Non
     with pytest.raises(ConfigError) as caught:
         check(config)
     assert found in str(caught.value)
+
+
+def test_golds_that_a_reward_of_ones_own_reads_are_its_affair() -> None:
+    class AnyOf(Verifier):
+        """Right where an answer is one of several."""
+
+    prompts = [Prompt("p", text="Q", columns={"answer": ["1", "1.0"]})]
+    check_golds(prompts, AnyOf())
+    check_golds(prompts, lambda completions: [1.0])
+    with pytest.raises(ConfigError, match=r"prompt 'p': its gold .*got \['1', '1\.0'\]"):
+        check_golds(prompts, Verifier())
+    with pytest.raises(ConfigError, match="prompt 'q' has no gold"):
+        check_golds([Prompt("q", text="Q")], LastNumber())

@@ -404,6 +404,7 @@ READS = {
     "list": lambda ids: len([*ids, 5]),
     "add": lambda ids: len(add(ids, (5,))),
     "add a list": lambda ids: len(add(ids, [5])),
+    "add to a tuple": lambda ids: len(add((5,), ids)),
     "repeat": lambda ids: 2 * ids is None,
     "append": lambda ids: ids.append(5),
     "tensor": lambda ids: torch.tensor(ids).numel(),
@@ -541,6 +542,7 @@ def test_a_gold_that_is_no_text_or_number_is_refused_not_scored(
 def test_answers_in_a_list_are_each_a_row(tmp_path: Path) -> None:
     answers = [{"completion": str(n), "label": n == 4} for n in (4, 5)]
     row = {"prompt": "Q", "gold": "4", "completions": [*answers, "no object"], "other": [1]}
+    row["tests"] = [{"input": "1", "expected": "1"}]  # of a program: no verdict on an answer
     found = list(read_labelled(write(tmp_path / "a.jsonl", [row]), {}))
     assert [(r.name, r.completion, r.right) for r in found] == [
         ("1/completions/0", "4", True),

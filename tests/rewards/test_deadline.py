@@ -144,6 +144,47 @@ def test_a_function_that_takes_the_alarm_for_itself_is_given_up(takes: str, swal
     assert not [thread for thread in threading.enumerate() if thread.name == "deadline"]
 
 
+class TooSlowError(Exception):
+    pass
+
+
+def limits_itself(pauses: list[float]) -> list[float]:
+    """As a reward does that gives each row a time of its own."""
+    scores = []
+    for pause in pauses:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            sleeps(pause) if pause < 0.1 else time.sleep(pause)
+            scores.append(1.0)
+        except TooSlowError:
+            scores.append(0.0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return scores
+
+
+def test_a_function_with_alarms_of_its_own_has_them_handled_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_slow(number: int, frame: FrameType | None) -> None:
+        raise TooSlowError
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    try:
+        assert within(60, limits_itself, {"pauses": [0, 30, 0, 30]}) == [1, 0, 1, 0]
+        given = {"pauses": [30, 0]}
+        nested = within(60, lambda: within(50, limits_itself, given), {})
+        assert nested == [0, 1]
+        assert signal.getsignal(signal.SIGALRM) is too_slow
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_alarm_of_its_own_that_nothing_handles_is_told_as_such() -> None:
+    with pytest.raises(LateError, match=r"before a SIGALRM of its own \(0\.\d s\), which nothing"):
+        within(60, limits_itself, {"pauses": [30]})
+
+
 def test_what_a_function_raises_comes_through() -> None:
     def fails() -> None:
         raise KeyError("k")

@@ -6,7 +6,6 @@ import contextlib
 import linecache
 import math
 import re
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -141,22 +140,30 @@ def absent_model(error: BaseException, algorithm: Algorithm) -> str:
         error: with its traceback, of which the line that failed is read.
     """
     wrong = isinstance(error, TypeError | AttributeError) and "'NoneType' object " in str(error)
-    frames = [*traceback.walk_tb(error.__traceback__)] if wrong else []
-    if not frames:
+    if not wrong or error.__traceback__ is None:
         return ""
-    frame, number = frames[-1]
-    line = linecache.getline(frame.f_code.co_filename, number).strip()
-    held = {name for name in frame.f_locals if frame.f_locals[name] is None}
-    held &= {*re.findall(r"(?<![.\w])(\w+)[(.]", line)}
-    lines = linecache.getlines(frame.f_code.co_filename)
-    source = "".join(lines[frame.f_code.co_firstlineno - 1 : number])
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    frame, code = last.tb_frame, last.tb_frame.f_code
+    lines = linecache.getlines(code.co_filename)
+    first, end, left, right = [*code.co_positions()][last.tb_lasti // 2]
+    if first is None or left is None or first > len(lines):  # no positions were kept
+        return ""
+    line = lines[first - 1]
+    failed = line.encode()[left : right if end == first else None].decode(errors="replace")
+    called_none = isinstance(error, TypeError)
+    none = failed.partition("(")[0] if called_none else failed.rpartition(".")[0]
+    above = "".join(lines[code.co_firstlineno - 1 : first])
     for role, way_out in _absent(algorithm.needs).items():
         # `ref = models.reference`, and then ref(batch)
-        renamed = any(re.search(rf"\b{name}\s*=\s*[\w.]+\.{role}\b", source) for name in held)
-        if renamed or re.search(rf"\.{role}[(.]", line):
+        held = none in frame.f_locals and re.search(
+            rf"\b{none}\s*=\s*(?!self\.)[\w.]+\.{role}\b", above
+        )
+        if held or re.fullmatch(rf"(?!self\.)[\w.]+\.{role}", none):
             return (
-                f"{called(algorithm)}: it calls models.{role} (`{line:.80}`: {error!s:.80}), and "
-                f"its `needs` load none. {way_out}"
+                f"{called(algorithm)}: it calls models.{role} (`{line.strip():.80}`: "
+                f"{error!s:.80}), and its `needs` load none. {way_out}"
             )
     return ""
 

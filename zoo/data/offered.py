@@ -102,7 +102,7 @@ def check_golds(prompts: Iterable[Prompt], reward: Any) -> None:
     Raises:
         ConfigError: the first prompt without one, or with one that is no text or number.
     """
-    if not isinstance(reward, Verifier | LastNumber):
+    if type(reward) not in (Verifier, LastNumber):  # a class of its own may read others
         return
     for prompt in prompts:
         try:

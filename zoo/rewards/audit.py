@@ -307,19 +307,25 @@ def read_labelled(
 def _parts(
     row: dict[str, Any], settings: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The row itself, or each object in it or its lists that has a label of its own."""
+    """The row itself, or each object in it with a label, or in its lists with a text too."""
     field = _field(row, "label", settings)
     if field is not None:
         if row[field] is not None:  # null: nobody said whether it is right
             yield "", row
         return
     for key, value in row.items():
-        items = (
-            {f"/{key}/{n}": one for n, one in enumerate(value)} if isinstance(value, list) else {}
-        )
-        for name, item in (items or {f"/{key}": value}).items():
+        items = [(f"/{key}", value)]
+        if isinstance(value, list):
+            answers = [(f"/{key}/{place}", item) for place, item in enumerate(value)]
+            items = [(name, item) for name, item in answers if _is_answer(item, settings)]
+        for name, item in items:
             if isinstance(item, dict) and _field(item, "label", settings) is not None:
                 yield name, item
+
+
+def _is_answer(item: Any, settings: Mapping[str, str]) -> bool:
+    """Whether an item of a list has a completion of its own, as no unit test has."""
+    return isinstance(item, dict) and _field(item, "completion", settings) is not None
 
 
 def _field(row: Mapping[str, Any], role: str, settings: Mapping[str, str]) -> str | None:
@@ -403,6 +409,10 @@ class Absent(tuple[Any, ...]):
         if not name.startswith("__"):
             self._tell()
         raise AttributeError(name)
+
+    def __radd__(self, other: Any) -> Any:  # (1, 2) + ids
+        self._tell()
+        return (*other,)
 
     def __copy__(self) -> Absent:
         return self

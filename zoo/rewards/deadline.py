@@ -95,18 +95,24 @@ def _by_signal(
     if 0 < outer <= seconds:
         return function(**arguments)  # the deadline around it comes first
     alarms: list[Alarm] = []
+    own: list[float] = []  # when an alarm came that the function had set
     over = False
 
     def late(_number: int, frame: FrameType | None) -> None:
         if over:  # it came back in time, by less than the signal took
             return
+        if not alarms and (passed := time.monotonic() - began) < 0.9 * seconds:  # its own alarm
+            if callable(before):  # which it handles
+                before(_number, frame)
+                return
+            own.append(passed)
         if not alarms:
             alarms.append(Alarm(_place(frame)))
         raise alarms[0]
 
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     # Not inside another's deadline: that one's is there.
     unwatch = (lambda: None) if outer else _watched(seconds, late, name, way_out)
-    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     try:  # the alarm may come as soon as its timer is set, and anywhere below
         try:
             signal.signal(signal.SIGALRM, late)
@@ -122,7 +128,10 @@ def _by_signal(
     except Alarm as alarm:
         if alarm not in alarms:
             raise
-        raise _late(f"no answer after {seconds:g} s ({alarm.where})") from None
+        told = f"no answer after {seconds:g} s"
+        if own:
+            told = f"no answer before a SIGALRM of its own ({own[0]:.1f} s), which nothing handles"
+        raise _late(f"{told} ({alarm.where})") from None
     finally:
         over = True  # again: the alarm may have come as the first thing of the `finally` above
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -16,7 +16,7 @@ from typing import Any
 from zoo.config import ConfigError, RunConfig, by_dotted_name
 from zoo.data.rows import content_of
 from zoo.distributed import gathered, world_size
-from zoo.identity import CODE_KEYS, identity
+from zoo.identity import CODE_KEYS, edited_since_import, identity
 from zoo.instantiate import locate, resolved
 from zoo.types import Prompt
 
@@ -187,12 +187,10 @@ def follow_code(run_dir: Path, config: RunConfig) -> dict[str, str]:
 
 def outdated(config: RunConfig) -> list[str]:
     """Files of the code that settings name which were edited after this process imported them."""
-    from zoo.stale import edited_since_import
-
     found = set[str]()
     for _, key, value in _named(config):
         if key in CODE_KEYS and not value.startswith("zoo."):
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(ConfigError):  # somebody else's error to name
                 found.update(edited_since_import(locate(value)))
     return sorted(found)
 

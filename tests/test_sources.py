@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import linecache
 import os
 import sys
 import time
@@ -18,8 +19,7 @@ import pytest
 
 from tests.e2e.small import folder_of, run_small
 from zoo.config import ConfigError
-from zoo.identity import identity
-from zoo.stale import edited_since_import
+from zoo.identity import edited_since_import, identity
 
 SOURCE = """
 import functools
@@ -30,7 +30,10 @@ from stale_helper import helped
 
 SCALE = 1.0
 
+WORDS = ["a"]
+
 def of(completions):
+    WORDS[:0]
     return [SCALE * len(helped(text)) for text in completions]
 
 def uses(completions):
@@ -142,8 +145,9 @@ def test_what_runs_is_told_from_what_the_file_holds_before_and_after(
     first = identity(getattr(module, name))
     edit(module, old, new)
     older = identity(getattr(module, name))
+    assert older == first
     importlib.reload(module)
-    assert len({first, older, identity(getattr(module, name))}) == 3
+    assert identity(getattr(module, name)) != first
     edit(module, new, old)
     importlib.reload(module)
     assert identity(getattr(module, name)) == first
@@ -154,13 +158,92 @@ def test_another_place_in_the_file_and_other_comments_are_no_other_code(
 ) -> None:
     first = identity(module.of), identity(module.Scorer)
     edit(module, "import functools", "# what it is\n\nimport functools")
-    assert edited_since_import(module.of) == []
     assert (identity(module.of), identity(module.Scorer)) == first
 
 
-def test_a_constant_is_not_compared(module: types.ModuleType) -> None:
-    edit(module, "SCALE = 1.0", "SCALE = 2.0")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("SCALE = 1.0", "SCALE = 2.0"),
+        ('WORDS = ["a"]', 'WORDS = ["a", "b"]'),
+        ("def helped(text):", "def helped(word):"),
+        ("return text", "return text * 2"),
+    ],
+)
+def test_what_is_no_function_and_what_is_in_other_modules_runs_as_it_was_too(
+    old: str, new: str, module: types.ModuleType
+) -> None:
+    first = identity(module.of)
+    edited = module if "=" in old else sys.modules["stale_helper"]
+    edit(edited, old, new)
+    assert identity(module.of) == first
+    assert edited_since_import(module.of) == [edited.__file__]
+    for name in ("stale_helper", "stale_mine"):
+        importlib.reload(sys.modules[name])
+    assert identity(module.of) != first and edited_since_import(module.of) == []
+
+
+@pytest.mark.parametrize("name", ["of", "Scorer"])
+def test_functions_that_were_edited_before_they_were_first_looked_at_are_no_new_ones(
+    name: str, module: types.ModuleType
+) -> None:
+    old, new = {"Scorer": ("0.0 for _", "1.0 for _")}.get(name, ("SCALE * len", "SCALE + len"))
+    edit(module, old, new)
+    before = identity(getattr(module, name))
+    assert edited_since_import(getattr(module, name)) == [module.__file__]
+    importlib.reload(module)
+    new_one = identity(getattr(module, name))
+    edit(module, new, old)
+    importlib.reload(module)
+    assert len({before, new_one, identity(getattr(module, name))}) == 3
+
+
+def test_a_function_taken_before_its_module_was_reloaded_is_the_older_one(
+    module: types.ModuleType,
+) -> None:
+    helper, first = sys.modules["stale_helper"], identity(module.of)
+    edit(helper, "return text", "return text * 2")
+    importlib.reload(helper)
+    assert module.of(["ab"]) == [2.0] and edited_since_import(module.of) == [helper.__file__]
+    held = identity(module.of)
+    importlib.reload(module)
+    assert module.of(["ab"]) == [4.0] and edited_since_import(module.of) == []
+    assert len({first, held, identity(module.of)}) == 3
+
+
+def test_what_a_reload_leaves_of_older_names_is_no_sign(module: types.ModuleType) -> None:
+    edited_since_import(module.of)
+    edit(module, "def uses(", "def renamed(")
+    importlib.reload(module)
     assert edited_since_import(module.of) == []
+
+
+def test_a_notebooks_functions_are_told_apart_by_their_cells() -> None:
+    """Their arguments choose the columns, and no bytecode tells their names."""
+    told = []
+    for place, argument in enumerate(("answer", "distractor")):
+        source = f"def reward(completions, {argument}):\n    return [float(len({argument}))]\n"
+        name, space = f"<ipython-input-{place}>", {"__name__": "__main__"}
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), space)
+        told.append(identity(space["reward"]))
+    assert told[0] != told[1]
+
+
+def test_strange_globals_of_a_module_hurt_nobody(
+    module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy:
+        @property
+        def __class__(self):
+            raise RuntimeError("not configured")
+
+    monkeypatch.setattr(module, "settings", Lazy(), raising=False)
+    monkeypatch.setitem(sys.modules, "stale_slots", object())  # pyright: ignore
+    first = identity(module.of)
+    edit(module, "SCALE * len", "SCALE + len")
+    assert identity(module.of) == first
+    assert edited_since_import(module.of) == [module.__file__]
 
 
 def test_what_is_decorated_is_compared_within(module: types.ModuleType) -> None:
