@@ -8,6 +8,7 @@ import importlib.util
 import json
 import linecache
 import os
+import subprocess
 import sys
 import time
 import types
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.e2e.small import folder_of, run_small
 from zoo.config import ConfigError
 from zoo.identity import edited_since_import, identity
@@ -51,6 +53,22 @@ class Scorer:
     def __call__(self, completions):
         return [0.0 for _ in completions]
 
+    @functools.cached_property
+    def mean(self):
+        return 0.25
+
+    @functools.lru_cache
+    def known(self):
+        return 0.125
+
+    @bound.setter
+    def bound(self, value):
+        self.limit = 64
+
+    class Inner:
+        def depth(self):
+            return 32
+
     again = __call__
 
 Scorer.itself = Scorer
@@ -58,6 +76,9 @@ Scorer.itself = Scorer
 @functools.lru_cache
 def kept(text):
     return 1
+
+def uses_kept(completions):
+    return [kept(text) for text in completions]
 """
 HELPER = "def helped(text):\n    return text\n"
 
@@ -183,11 +204,22 @@ def test_what_is_no_function_and_what_is_in_other_modules_runs_as_it_was_too(
     assert identity(module.of) != first and edited_since_import(module.of) == []
 
 
-@pytest.mark.parametrize("name", ["of", "Scorer"])
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("of", "SCALE * len", "SCALE + len"),
+        ("Scorer", "0.0 for _", "1.0 for _"),
+        ("Scorer", "return len(text)", "return -len(text)"),
+        ("Scorer", "return 0.25", "return 0.5"),
+        ("Scorer", "return 0.125", "return 0.5"),
+        ("Scorer", "self.limit = 64", "self.limit = 65"),
+        ("Scorer", "return 32", "return 33"),
+        ("uses_kept", "return 1", "return 2"),
+    ],
+)
 def test_functions_that_were_edited_before_they_were_first_looked_at_are_no_new_ones(
-    name: str, module: types.ModuleType
+    name: str, old: str, new: str, module: types.ModuleType
 ) -> None:
-    old, new = {"Scorer": ("0.0 for _", "1.0 for _")}.get(name, ("SCALE * len", "SCALE + len"))
     edit(module, old, new)
     before = identity(getattr(module, name))
     assert edited_since_import(getattr(module, name)) == [module.__file__]
@@ -196,6 +228,55 @@ def test_functions_that_were_edited_before_they_were_first_looked_at_are_no_new_
     edit(module, new, old)
     importlib.reload(module)
     assert len({before, new_one, identity(getattr(module, name))}) == 3
+
+
+def test_an_edit_that_is_undone_is_none(module: types.ModuleType) -> None:
+    edit(module, "SCALE * len", "SCALE + len")
+    older = identity(module.of)
+    edit(module, "SCALE + len", "SCALE * len")
+    assert edited_since_import(module.of) == [] and identity(module.of) != older
+    undone = identity(module.of)
+    importlib.reload(module)
+    assert identity(module.of) == undone
+
+
+@pytest.mark.parametrize("way", [["-m", "stale_main"], ["stale_main.py"]])
+def test_of_a_program_that_is_run_the_file_is_its_source(way: list[str], tmp_path: Path) -> None:
+    told = set()
+    for word in ("a", "b"):
+        write(
+            tmp_path / "stale_main.py",
+            f"from zoo.identity import edited_since_import, identity\nWORDS = ['{word}']\n"
+            "def of(completions):\n    return [float(text in WORDS) for text in completions]\n"
+            "print(identity(of), edited_since_import(of))\n",
+            time.time() - 3600,
+        )
+        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+        run = [sys.executable, *way]
+        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.stdout.endswith(" []\n"), done.stderr
+        told.add(done.stdout)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("a, b", "a, *, b"), ("a, b", "a, *b"), ("a, b", "a, c")]
+)
+def test_older_functions_with_other_arguments_are_others(
+    first: str, second: str, module: types.ModuleType
+) -> None:
+    told = []
+    for arguments in (first, second):
+        last = arguments.split(", ")[-1].lstrip("*")
+        text = f"def pair({arguments}):\n    return a, {last}\n"
+        assert module.__file__
+        write(Path(module.__file__), text, time.time() + 30)
+        importlib.reload(module)
+        held = module.pair
+        write(Path(module.__file__), "def pair():\n    return 0\n", time.time() + 40)
+        importlib.reload(module)
+        told.append(identity(held))
+    assert told[0] != told[1]
 
 
 def test_a_function_taken_before_its_module_was_reloaded_is_the_older_one(

@@ -20,7 +20,16 @@ from typing import Any
 import psutil
 
 from zoo.config import ConfigError
-from zoo.sources import began_older, compiled, edited_since, is_older, source_in, source_of, spec_of
+from zoo.sources import (
+    began_older,
+    compiled,
+    edited_since,
+    functions_of,
+    is_older,
+    source_in,
+    source_of,
+    spec_of,
+)
 
 CODE_KEYS = ("_target_", "fn")  # of a mapping or an object: a text under them is a dotted path
 _CODE = (types.FunctionType, type, types.ModuleType)
@@ -184,6 +193,8 @@ class _Walk:
         self.read.add(module)
         if older := is_older(value):
             self.older.add(module)
+            for function in functions_of(value):
+                yield from _bytecode(function.__code__, older)
         source = "" if older else source_in(module, value)
         if source:
             yield source
@@ -204,8 +215,6 @@ class _Walk:
                 if not isinstance(item, types.FunctionType):
                     item = _wrapped(item) or item  # cached methods
                 if isinstance(item, types.FunctionType):
-                    if older:
-                        yield from _bytecode(item.__code__, older)
                     yield from self._named(item.__code__, item.__globals__)
                     if not written:  # what the function that makes the class was given
                         yield from (self.of(_content(cell)) for cell in item.__closure__ or ())
@@ -216,7 +225,7 @@ class _Walk:
                     yield self.of(type(item))
         elif isinstance(value, types.FunctionType):
             if not source or value.__name__ == "<lambda>":  # several of which may share a line
-                yield from _bytecode(value.__code__, older)
+                yield from _bytecode(value.__code__)
             cells = [_content(cell) for cell in value.__closure__ or ()]
             defaults, name = (value.__defaults__, value.__kwdefaults__), value.__qualname__
             made = self._made_by(namespace).get(name, ())
@@ -262,6 +271,7 @@ class _Walk:
         if self._looked_into(str(namespace.get("__name__"))):
             for text, code, _ in self._made_of(name, namespace):
                 told += [text, *self._named(code, namespace)]
+            told += ["older"] if namespace.get("__name__") in self.older else []
         own = self._looked_into(type(value).__module__)
         if own:
             told.append(self.of(type(value)))
@@ -473,10 +483,11 @@ def _holder(node: ast.AST) -> str:
     return getattr(node, "id", "")
 
 
-def _bytecode(code: types.CodeType, older: bool) -> Iterator[str]:
+def _bytecode(code: types.CodeType, older: bool = False) -> Iterator[str]:
     yield from (code.co_code.hex(), repr(code.co_names))
     if older:  # else the source tells
-        yield repr(code.co_varnames)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        yield repr((code.co_varnames, *counts))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _bytecode(constant, older)

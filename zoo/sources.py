@@ -25,6 +25,7 @@ from typing import Any
 class _Seen:
     """A module's source, and what it was loaded by: another one after a reload."""
 
+    module: types.ModuleType | None
     by: Any
     text: str
     older: bool = False  # some of its functions are others in this text already
@@ -38,14 +39,17 @@ def source_of(module: str) -> str:
     loaded = sys.modules.get(module)
     by = getattr(loaded, "__spec__", None) or getattr(loaded, "__loader__", None)
     known = _SEEN.get(module)
-    if by is None or known is None or known.by is not by:
-        known = _Seen(by, _read(module))
-        if by is not None:
-            first = module not in _SEEN  # after a reload, names that are gone may hold old ones
-            _SEEN[module] = known
-            if first and any(map(is_older, _own(vars(loaded), module))):
-                _SEEN[module] = known = replace(known, older=True)
-    return known.text
+    if known is not None and known.by is by and not known.older:
+        return known.text
+    seen = _Seen(loaded, by, _read(module))
+    if by is None:
+        return seen.text
+    _SEEN[module] = seen
+    # After a reload, names that are gone may hold functions of before.
+    reloaded = known is not None and known.module is loaded and known.by is not by
+    if not reloaded and any(map(is_older, _own(vars(loaded), module))):
+        _SEEN[module] = replace(seen, older=True)
+    return seen.text
 
 
 def began_older(module: str) -> bool:
@@ -54,10 +58,14 @@ def began_older(module: str) -> bool:
     return module in _SEEN and _SEEN[module].older
 
 
-def _own(namespace: dict[str, Any], module: str) -> list[types.FunctionType | type]:
-    kinds = (types.FunctionType, type)
-    own = [item for item in [*namespace.values()] if type(item) in kinds]
-    return [item for item in own if item.__module__ == module]
+def _own(namespace: dict[str, Any], module: str) -> Iterator[Any]:
+    """What a module defines itself of what may hold functions."""
+    for item in [*namespace.values()]:
+        plain = type(item) is types.FunctionType or issubclass(type(item), type)
+        # Of a cached function, say: asks no proxy, which may refuse.
+        of = item.__module__ if plain else inspect.getattr_static(item, "__module__", None)
+        if of == module:
+            yield item
 
 
 def source_in(module: str, value: types.FunctionType | type) -> str:
@@ -82,19 +90,39 @@ def edited_since(module: str) -> bool:
     return module in _SEEN and _SEEN[module].text != _read(module)
 
 
-def is_older(value: types.FunctionType | type) -> bool:
+def is_older(value: Any) -> bool:
     """Whether a function, or one of a class, is another in its module's source.
 
     Such are those of a file that was edited before it was first looked at, and those that another
     module took from this one before it was reloaded. Where something rewrites code as it is
     imported (as pytest does) there is nothing to compare.
     """
-    items = [value] if isinstance(value, types.FunctionType) else [*vars(value).values()]
-    for item in items:
-        item = item.fget if isinstance(item, property) else getattr(item, "__func__", item)
-        if type(item) is types.FunctionType and _differs(item):
-            return True
-    return False
+    return any(map(_differs, functions_of(value)))
+
+
+def functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """A function and what it wraps, or those of a class and of the classes in it."""
+    todo, seen = [value], set[int]()
+    while todo:
+        item = todo.pop()
+        kind = type(item)  # no isinstance: a proxy may answer anything, or raise
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if kind is types.FunctionType:
+            yield item
+        if issubclass(kind, type):
+            inner = item.__qualname__.startswith(f"{getattr(value, '__qualname__', '')}.")
+            if item is value or (inner and item.__module__ == value.__module__):
+                todo += vars(item).values()
+        elif kind is property:
+            todo += (item.fget, item.fset, item.fdel)
+        elif kind is functools.cached_property:
+            todo.append(item.func)
+        elif kind in (staticmethod, classmethod):
+            todo.append(item.__func__)
+        elif (wrapped := inspect.getattr_static(item, "__wrapped__", None)) is not None:
+            todo.append(wrapped)
 
 
 def _differs(function: types.FunctionType) -> bool:
@@ -103,8 +131,8 @@ def _differs(function: types.FunctionType) -> bool:
         return False
     if namespace.get("__file__") != code.co_filename:  # made by exec, as those of dataclasses are
         return False
-    there = _codes_in(source_of(str(namespace.get("__name__"))))
-    return _plain(code) not in there
+    source = source_of(str(namespace.get("__name__")))
+    return bool(source) and _plain(code) not in _codes_in(source)
 
 
 @functools.lru_cache(maxsize=256)
@@ -122,7 +150,10 @@ def _all_of(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _plain(code: types.CodeType) -> types.CodeType:
     """The code wherever in a file it stands."""
-    inner = (_plain(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    inner = [_plain(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+    if sys.version_info >= (3, 13) and not code.co_flags & inspect.CO_OPTIMIZED:
+        # Of a class: where it begins, and names in the order of a set.
+        inner = [one for one in inner if type(one) not in (int, tuple)]
     return code.replace(co_firstlineno=1, co_linetable=b"", co_filename="", co_consts=tuple(inner))
 
 
@@ -148,10 +179,11 @@ def spec_of(module: str) -> ModuleSpec | None:
 
 
 def _read(module: str) -> str:
-    loader = getattr(spec_of(module), "loader", None)
+    spec: Any = spec_of(module)
+    loader = getattr(spec, "loader", None)
     with contextlib.suppress(Exception):  # no file, or none in Python
         if loader is not None:
-            return loader.get_source(module) or ""
+            return loader.get_source(spec.name) or ""  # of `python -m` another name than __main__
         file = sys.modules[module].__file__  # of a script that is being run
         linecache.checkcache(file)
         return "".join(linecache.getlines(str(file)))

@@ -31,6 +31,11 @@ def renamed(models: Any) -> None:
     reference(BATCH)
 
 
+def in_a_chain(models: Any) -> None:
+    (models
+        .reference(BATCH))  # fmt: skip
+
+
 def within_a_pass(models: Any) -> None:
     (lambda piece: models.critic(piece).values)(BATCH)
 
@@ -57,6 +62,7 @@ def its_own(models: Any) -> None:
             PROMPTS,
             r"Return Needs\(…, critic=True\)",
         ),
+        (in_a_chain, PROMPTS, r"Return Needs\(…, reference=True\)"),
         (within_a_pass, PROMPTS, r"models.critic .* Return Needs\(…, critic=True\)"),
         # The log-probs of the data's own rows are read before the first step, and it is let go
         (lambda models: models.reference(BATCH), PAIRS, r"reference_logprobs.* reference_live=Tr"),

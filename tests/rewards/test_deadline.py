@@ -180,6 +180,14 @@ def test_a_function_with_alarms_of_its_own_has_them_handled_as_it_says(
         signal.signal(signal.SIGALRM, before)
 
 
+def test_an_alarm_that_is_to_be_ignored_is() -> None:
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        assert within(60, limits_itself, {"pauses": [0.3]}) == [1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_an_alarm_of_its_own_that_nothing_handles_is_told_as_such() -> None:
     with pytest.raises(LateError, match=r"before a SIGALRM of its own \(0\.\d s\), which nothing"):
         within(60, limits_itself, {"pauses": [30]})

@@ -150,11 +150,16 @@ def absent_model(error: BaseException, algorithm: Algorithm) -> str:
     first, end, left, right = [*code.co_positions()][last.tb_lasti // 2]
     if first is None or left is None or first > len(lines):  # no positions were kept
         return ""
-    line = lines[first - 1]
-    failed = line.encode()[left : right if end == first else None].decode(errors="replace")
+    block = [line.encode() for line in lines[first - 1 : end]]
+    block[-1] = block[-1][:right]
+    block[0] = block[0][left:]
+    failed = "".join(b"".join(block).decode(errors="replace").split())
     called_none = isinstance(error, TypeError)
     none = failed.partition("(")[0] if called_none else failed.rpartition(".")[0]
     above = "".join(lines[code.co_firstlineno - 1 : first])
+    before = above.removesuffix(lines[first - 1]) + lines[first - 1].encode()[:left].decode()
+    if chain := re.search(r"(\w+\s*\.\s*)+$", before):  # a call on a line of its own begins there
+        none = "".join(chain[0].split()) + none
     for role, way_out in _absent(algorithm.needs).items():
         # `ref = models.reference`, and then ref(batch)
         held = none in frame.f_locals and re.search(
@@ -162,7 +167,7 @@ def absent_model(error: BaseException, algorithm: Algorithm) -> str:
         )
         if held or re.fullmatch(rf"(?!self\.)[\w.]+\.{role}", none):
             return (
-                f"{called(algorithm)}: it calls models.{role} (`{line.strip():.80}`: "
+                f"{called(algorithm)}: it calls models.{role} (`{lines[first - 1].strip():.80}`: "
                 f"{error!s:.80}), and its `needs` load none. {way_out}"
             )
     return ""

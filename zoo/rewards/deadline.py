@@ -98,12 +98,14 @@ def _by_signal(
     own: list[float] = []  # when an alarm came that the function had set
     over = False
 
-    def late(_number: int, frame: FrameType | None) -> None:
+    def late(number: int, frame: FrameType | None) -> None:
         if over:  # it came back in time, by less than the signal took
             return
-        if not alarms and (passed := time.monotonic() - began) < 0.9 * seconds:  # its own alarm
+        passed = time.monotonic() - began
+        if not alarms and passed < 0.9 * seconds and number == signal.SIGALRM:  # its own alarm
             if callable(before):  # which it handles
-                before(_number, frame)
+                before(number, frame)
+            if callable(before) or before is signal.SIG_IGN:
                 return
             own.append(passed)
         if not alarms:
